@@ -24,7 +24,11 @@ from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
 from ..torch_api.float_arguments import HAND_FLOATS_ON, with_symbols
 from ..torch_api.kinds import is_fake
 from ..torch_api.lines import asking
-from ..torch_api.modes import TorchFunctionMode, enable_python_dispatcher
+from ..torch_api.modes import (
+    TorchFunctionMode,
+    classes_are_asked,
+    enable_python_dispatcher,
+)
 from ..torch_api.numbers import SizesAsNumbers, as_numbers, holds_symbols
 from ..torch_api.operators import is_differentiated_inside
 from ..torch_api.repairs.composites import assert_async
@@ -132,7 +136,7 @@ class CapturedFunctions(TorchFunctionMode):
         """By the ``__torch_function__`` of a class of the user's, which runs as a clone; or by
         torch."""
         state = self.recorder.state
-        if state is not None and state.is_live:
+        if state is not None and state.is_live and classes_are_asked():
             for cls in types:
                 if (method := overriding(state, cls, "__torch_function__")) is not None:
                     with self:  # what it calls in its turn

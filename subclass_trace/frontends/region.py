@@ -162,14 +162,13 @@ class Region:
         )
         if reason is not None:
             return self.__eagerly.run(reason, self.__function, args, kwargs)
+        failed = list[Any]()  # what the function raises has no context of ours
         try:
             entry = self.__specialize(args, kwargs, left, waits=self.__eagerly.waited_for)
-        except SubclassTraceError as refused:
-            return self.__serve_refused(refused, args, kwargs)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the function's own
-            return self.__serve_failed(error, args, kwargs)
+        except BaseException as error:
+            failed.append(error)
+        if failed:
+            return self.__serve_without(failed.pop(), args, kwargs)
         # As later calls: the engine shall meet one kind of backward from the first step on.
         try:
             result = entry.run(args, kwargs)
@@ -186,10 +185,14 @@ class Region:
             return self.__slow_call(args, kwargs, left, again=True)
         return result
 
-    def __serve_failed(
+    def __serve_without(
         self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call in whose trace the function has raised: what it does eagerly stands."""
+        """A call whose trace was refused, or in which the function has raised, which stands."""
+        if isinstance(error, SubclassTraceError):
+            return self.__serve_refused(error, args, kwargs)
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         row, self.__row = self.__row, self.__row[:-1]  # no miss, where that raises as well
         result = self.__function(*args, **kwargs)
         self.__row = row

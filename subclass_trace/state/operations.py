@@ -192,7 +192,7 @@ def mapping_into(pair: tuple[Any, Any]) -> Any:
     """What follows ``**`` in a display or a call, and the dict that it is put into."""
     held = mapping(pair[0])
     if (rec := current()) is not None and is_a(held, dict):
-        keyed(rec, held, pair[1] or ())
+        keyed(rec, held, () if pair[1] is None else pair[1])
     return held
 
 

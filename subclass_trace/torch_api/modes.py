@@ -182,6 +182,11 @@ def default_devices() -> tuple[torch.device, ...] | None:
     return tuple(m.device for m in modes)
 
 
+def classes_are_asked() -> bool:
+    """Is ``__torch_function__`` of classes on? It is off where one has called `torch.Tensor`'s."""
+    return bool(torch._C._is_torch_function_enabled())
+
+
 def functions_are_seen() -> bool:
     """Does a mode of this package (`capture.functions`) see each function of torch's?"""
     return any(hasattr(mode, "captures") for mode in _function_modes())

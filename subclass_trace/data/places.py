@@ -52,7 +52,7 @@ _KNOWN: dict[str, Any] = {
     "tensor": type,
     "truth": bool,
 }
-_OF_HOOKS = ("_forward_", "_backward_", "_optimizer_", "_post_accumulate_", "_state_dict_")
+_OF_HOOKS = ("_forward_", "_backward_", "_global_", "_optimizer_", "_post_accumulate_")
 #: kinds of rows that compare with another place
 _WITH_PLACE = ("alias", "other")
 #: Python functions that a guard may call; see `may_be_called`

@@ -196,11 +196,8 @@ class Region:
         row, self.__row = self.__row, self.__row[:-1]  # no miss, where that raises as well
         result = self.__function(*args, **kwargs)
         self.__row = row
-        failed = UnsupportedError(
-            "the trace fails where eager does not",
-            code="fails-in-trace",
-            got=f"{type(error).__name__}: {error}",
-        )
+        got, what = f"{type(error).__name__}: {error}", "the trace fails where eager does not"
+        failed = UnsupportedError(what, code="fails-in-trace", got=got)
         if self.__options.frontend != "auto":
             raise failed from error
         self.__hand_over(failed)

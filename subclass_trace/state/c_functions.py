@@ -195,12 +195,10 @@ def _length_hint(rec: Running, f: Any, a: Args, k: Named) -> Any:
     for name in ("__len__", "__length_hint__"):
         if is_python(type(a[0]), name):
             got = rec.call(rec.lookup(type(a[0]), name), a[0])
-            return got if type(got) is not int or got >= 0 else _negative(name)
+            if type(got) is int and got < 0:
+                raise ValueError(f"{name}() should return >= 0")
+            return got
     return calls.opaque(rec, f, a, k)
-
-
-def _negative(name: str) -> Any:
-    raise ValueError(f"{name}() should return >= 0")
 
 
 def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:

@@ -121,8 +121,8 @@ _BY_VALUE = (int, float, str, bool, bytes, type(None))
 def raw(value: Any) -> Any:
     """The bytes of an array or a bytearray."""
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        layout = f"{value.dtype} {value.strides}"
-        return value.dtype.str, value.shape, value.tobytes(), layout
+        fields = value.dtype.descr if value.dtype.names else None
+        return value.dtype.str, value.shape, value.tobytes(), value.strides, fields
     return bytes(value)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from subclass_trace.subclass.flatten import flatten
 from subclass_trace.zoo import PackedInt4, TwoTensor, convert_linears
 
 
@@ -99,3 +102,17 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]], 
         {},
     ),
 }
+
+
+def dense(value: Any) -> Iterator[Any]:
+    """The dense tensors and numbers of a value."""
+    value = vars(value) if hasattr(value, "score") else value
+    for leaf in pytree.tree_leaves(value):
+        yield from flatten(leaf)[0] if isinstance(leaf, torch.Tensor) else [leaf]
+
+
+def close(found: Any, expected: Any) -> None:
+    a, b = [*dense(found)], [*dense(expected)]
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y) if isinstance(y, torch.Tensor) else (x == y) or pytest.fail(f"{x} {y}")

@@ -89,6 +89,7 @@ def test_programs_without_prompts_are_run() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.sweep(every=2)
 def test_docstrings(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0

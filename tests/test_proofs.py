@@ -79,6 +79,7 @@ def proved(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.sweep(every=3)
 def test_a_guard_that_is_dropped_is_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prove = proved(name, monkeypatch)
     lines = prove.text.splitlines()  # type: ignore[attr-defined]

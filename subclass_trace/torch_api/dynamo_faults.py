@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import inspect
 import os
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -131,12 +132,18 @@ def _draws_for_numpy(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     return any(getattr(f, "__module__", None) == "torch._numpy.random" for f in functions)
 
 
+def _is_coroutine(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+    return any(code.co_flags & asynchronous for code in codes)
+
+
 #: what it is, in words -> is it in this graph, made of these code objects?
 DYNAMO_FAULTS: dict[str, Callable[[torch.fx.GraphModule, Codes], bool]] = {
     "os.environ is read, which Dynamo takes for constant": _reads_environment,
     "functools.lru_cache keeps results, and Dynamo runs the function again": _calls_cached,
     "a random.Random object is drawn from, whose state Dynamo forgets": _draws_from_objects,
     "numpy.random is drawn from, for which Dynamo draws of torch's generator": _draws_for_numpy,
+    "it is a coroutine, for whose compiled code Dynamo writes past the frame": _is_coroutine,
     "Dynamo ignores the derivative of a Function in torch.func": _transforms_custom_function,
 }
 

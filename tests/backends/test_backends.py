@@ -310,3 +310,14 @@ def test_tangents_without_memory_are_given_some() -> None:
     for _ in range(2):
         (g,) = torch.autograd.grad(region(x), x, torch._efficientzerotensor((3,)))
         assert not g.any() and seen and not any(seen)
+
+
+def test_inductor_runs_what_a_kernel_of_torch_keeps_for_its_backward() -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.LSTM(4, 5, num_layers=2), torch.randn(2, 3, 4, requires_grad=True)
+    found = []
+    for run in (model, st.compile(model, backend="inductor", frontend="trace")):
+        model.zero_grad()
+        (y := run(x)[0]).square().sum().backward()
+        found.append([y, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import random
@@ -123,3 +124,30 @@ def test_known_faults_of_dynamo(how: str, name: str) -> None:
         assert _seen(compiled) == want
     told = [str(w.message) for w in caught if "runs eagerly in part" in str(w.message)]
     assert bool(told) == (name in WRONG)
+
+
+async def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+async def doubled_twice(x: Tensor) -> Tensor:
+    return await doubled(await doubled(x))
+
+
+async def halves(x: Tensor) -> Any:
+    for k in range(2):
+        yield x / 2 + k
+
+
+async def all_of(given: Any) -> list[Tensor]:
+    return [y async for y in given] if hasattr(given, "__anext__") else [await given]
+
+
+@pytest.mark.parametrize("function", [doubled, doubled_twice, halves])
+@pytest.mark.parametrize("compiler", [st.compile, functools.partial(torch.compile, backend="subclass_trace")])
+def test_coroutines_run_eagerly(compiler: Any, function: Any) -> None:
+    """Dynamo's code for one overwrites what lies behind its frame, with any back end."""
+    region, x = compiler(function), torch.ones(2)
+    for _ in range(3):
+        found, expected = (asyncio.run(all_of(f(x))) for f in (region, function))
+        assert [y.tolist() for y in found] == [y.tolist() for y in expected]

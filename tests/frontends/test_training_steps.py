@@ -170,6 +170,7 @@ class _Warm:
         return _whole(self.model, self.optimizer)(x)
 
 
+@pytest.mark.long
 def test_a_learning_rate_that_the_step_computes() -> None:
     _train(_model, KINDS["SGD"], _Warm, steps=6)  # ``math.cos`` takes the number of each step
 

@@ -29,7 +29,7 @@ def parameters_after(model: nn.Module, wrap: Callable[[Step], Step], step: Step,
 # ---------------------------------------------------------------------------------------------- learning rate 0
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=6)
 def test_a_step_that_dynamo_serves_takes_a_rate_of_zero(kind: Any, options: dict[str, Any]) -> None:
     """`torch.compile` alone makes NaN of weights whose moments are 0."""
 

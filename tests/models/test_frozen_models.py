@@ -27,7 +27,7 @@ def logits(function: Any, count: int) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["keep", "fold"])
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("make", [tiny._llama, tiny._gpt2], ids=lambda f: f.__name__)
-@pytest.mark.sweep(every=12)
+@pytest.mark.sweep(every=24)
 def test_a_frozen_model(make: Callable[[str, int], Any], kind: str, mode: str) -> None:
     model = WEIGHTS[kind](weights.without_conv1d(make("eager", 2).eval()))
     frozen = st.freeze(model, mode=mode)

@@ -56,7 +56,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(every=5)
+@pytest.mark.sweep(every=10)
 @pytest.mark.parametrize("seed", range(100, 106))
 @pytest.mark.parametrize("way", WAYS)
 def test_random_steps_as_functional_graphs(way: str, seed: int) -> None:

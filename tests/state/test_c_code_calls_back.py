@@ -323,6 +323,7 @@ def called(region: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=3)
 def test_what_it_reads_is_compared(name: str) -> None:
     read = READS[name]
     region, right = st.compile(lambda x: x * read(), frontend="trace"), []
@@ -427,6 +428,7 @@ WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=3)
 def test_what_it_writes_is_written(name: str, closed: bool, tensors: bool) -> None:
     """With tensors, or numbers that change, C code gets copies of lists and dicts."""
     write, seen = WRITES[name], []

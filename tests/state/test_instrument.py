@@ -49,5 +49,6 @@ def test_each_instruction_stands_in_a_program() -> None:
 
 
 @pytest.mark.parametrize("name", [check.__name__ for check in clone_checks.CHECKS])
+@pytest.mark.sweep(every=3)
 def test_of_clones(name: str) -> None:
     assert _judged("clone_checks.py")[name] is None

@@ -81,6 +81,7 @@ def _prepared(space: dict[str, Any], call: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=2)
 def test_program(name: str) -> None:
     """As eager, or refused with the state as before."""
     source, expected = PROGRAMS[name]

@@ -220,7 +220,7 @@ STEPS = ("call", "change 0", "call", "change 1", "call", "change 2", "call")
 
 @pytest.mark.parametrize("kind, form", [pytest.param(*case, id=f"{case[0]}: {case[1]}") for case in CASES])
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.sweep(every=8)
+@pytest.mark.sweep(every=14)
 def test_it_is_as_in_eager_mode(kind: str, form: str) -> None:
     bad = []
     for what, does in DOES.items():

@@ -299,6 +299,7 @@ def check(make: Callable[[], Any], changes: list[Callable[[Any], Any]], read: Ca
 
 @pytest.mark.parametrize("name", REPLACED)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=2)
 def test_replaced(name: str) -> None:
     first, second, read = REPLACED[name]
     check(lambda: first, [lambda _: second, lambda _: first], read)
@@ -306,6 +307,7 @@ def test_replaced(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHANGED)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(every=2)
 def test_changed(name: str) -> None:
     make, change, read = CHANGED[name]
     check(make, [lambda o: (change(o), o)[1]] * 2, read)

@@ -209,6 +209,7 @@ def test_a_saved_tensor_that_was_written_is_noticed() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("wrapper", [False, True])
 @pytest.mark.parametrize("how", ["aot_eager", "dynamic", "aot_function"])
+@pytest.mark.sweep(every=4)
 def test_forwards_that_torch_compiled(how: str, wrapper: bool, backend: Any) -> None:
     torch._dynamo.reset()
     inner = layers if not wrapper else (lambda x, w: layers(x, w) * 2.0)

@@ -54,7 +54,7 @@ def test_as_a_tape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=6)
 def test_in_segments(name: str) -> None:
     sizes = [3, 3, 4, 5]
     expected, expected_log = run(SCENARIOS[name], sizes)

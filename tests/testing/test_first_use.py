@@ -201,6 +201,7 @@ def test_expressions_use_the_names_of_the_module_of_the_class(
     assert program["x"].factor == 2.0 and "from scaled_by_two import dense_of" in found.imports
 
 
+@pytest.mark.long
 def test_sizes_and_dtypes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--sizes", "2,3", "4,", "--dtypes", "bfloat16", "--rules", "ST101", "--max-examples", "2"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
@@ -224,6 +225,7 @@ def test_the_package_is_a_command_and_its_output_may_be_cut() -> None:
 
 
 # ------------------------------------------------------------------------------------ the test class
+@pytest.mark.long
 def test_options_of_a_test_class_are_those_of_check(monkeypatch: pytest.MonkeyPatch) -> None:
     class Some(ConformanceTests):
         target = Scaled

@@ -222,6 +222,7 @@ def test_html_on_the_command_line(tmp_path: Path) -> None:
     assert "<!doctype html>" in target.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_factory_on_the_command_line() -> None:
     how = ["--factory", "TwoTensor({0}, {0} * 2)", "--to-dense", "{0}.a", "--rules", "ST513", "--max-examples", "3"]
     assert cli.main(["check", "subclass_trace.zoo:TwoTensor", *how]) == 0
@@ -261,6 +262,7 @@ def test_wrappers(x: torch.Tensor) -> None:
 
 
 # ------------------------- a counterexample is a program: it runs with torch and the class alone, and shows the failure
+@pytest.mark.long
 def test_it_runs_in_a_fresh_interpreter_and_prints_both_sides() -> None:
     report = check("torch.testing._internal.custom_tensor:CustomTensorPlainOut", rules=["ST502"])
     failure = report.result("ST502").failure

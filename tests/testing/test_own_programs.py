@@ -50,6 +50,7 @@ def test_what_cannot_be_declared(options: dict[str, object], message: str) -> No
         check(Sound, **{**HOW, **options})
 
 
+@pytest.mark.long
 def test_what_is_no_target() -> None:
     with pytest.raises(OptionError, match="an instance of Sound is no target"):
         check(Sound(torch.ones(2)))

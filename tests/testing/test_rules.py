@@ -31,6 +31,7 @@ SEARCH = Profile("search", 40, 3)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.slug)
+@pytest.mark.sweep(every=3)
 def test_a_sound_class_passes_each_rule(rule: Rule) -> None:
     result = run_rule(FORMULA if rule.id in ("ST405", "ST407") else SOUND, rule, QUICK)
     assert result.outcome is Outcome.PASS, f"{result.reason}\n{result.failure and result.failure.script}{result.error}"
@@ -42,7 +43,7 @@ def _id(b: broken.Broken) -> str:
 
 
 @pytest.mark.parametrize("subject", BROKEN, ids=_id)
-@pytest.mark.sweep(every=10)
+@pytest.mark.sweep(every=25)
 def test_each_broken_subclass_is_caught_by_its_rule_and_reported_as_one_cause(
     subject: broken.Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def _fails_as_it_says(rule: Rule, program: str) -> None:
 
 
 @pytest.mark.parametrize("subject", rights.RIGHT, ids=lambda s: s.cls.__name__)
+@pytest.mark.sweep(every=3)
 def test_the_sweep_of_a_right_class_is_clean(subject: Subject) -> None:
     results = run_rules(subject, [r for r in RULES if r.cost is Cost.SWEEP], FEW)
     assert {r.rule.id: r.reason for r in results if r.failure or r.error} == {}

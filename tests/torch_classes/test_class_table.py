@@ -39,7 +39,7 @@ def test_the_page_has_all_rows() -> None:
 
 @pytest.mark.usefixtures("_surroundings")
 @pytest.mark.parametrize("number", range(len(class_table.ROWS)), ids=lambda k: f"{k}-{class_table.ROWS[k].name}")
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=6)
 def test_a_row_is_what_is_measured(number: int) -> None:
     row = class_table.ROWS[number]
     version = class_table.installed(row.package)

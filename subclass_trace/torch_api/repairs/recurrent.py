@@ -23,7 +23,7 @@ def _rnn_layer(*args: Any) -> Any:
         return _kernel(*args)
 
 
-_library.impl("mkldnn_rnn_layer", _rnn_layer, "CompositeImplicitAutograd")
+_library.impl("mkldnn_rnn_layer", _rnn_layer, "CompositeExplicitAutograd")
 _keeping: Any = torch.ops.subclass_trace.mkldnn_rnn_layer.default
 _WORKSPACE = 3
 

@@ -29,6 +29,7 @@ from ..torch_api.fakes import (
 )
 from ..torch_api.float_arguments import floats_handed_on
 from ..torch_api.modes import (
+    backwards_under,
     disable_autocast,
     disable_autocast_cache,
     enable_python_dispatcher,
@@ -36,7 +37,7 @@ from ..torch_api.modes import (
     no_transforms,
     without_tracing,
 )
-from ..torch_api.numbers import as_python_number, numbers_in_backwards
+from ..torch_api.numbers import as_python_number
 from ..torch_api.ranks import rank_reads_noted
 from ..torch_api.repairs.composites import composites_as_eager
 from ..torch_api.repairs.fast_paths import fast_paths_as_eager
@@ -44,6 +45,7 @@ from ..torch_api.repairs.jagged import jagged_views_as_eager
 from ..torch_api.repairs.strided_shards import numbers_as_split_factors
 from ..torch_api.sharding import sharding_as_eager
 from ..torch_api.symbols import ShapeEnv, dynamic_context, input_source, new_number, new_symbol
+from .function_rules import FunctionRules
 from .recorder import Recorder
 from .skipped_steps import steps_that_are_left_out
 
@@ -135,7 +137,7 @@ class Session:
             enter(quiet_fake_errors())
             if self.dynamic:  # composite kernels with symbolic sizes are written in Python
                 enter(enable_python_dispatcher())
-                enter(numbers_in_backwards())
+            enter(backwards_under(FunctionRules(self.recorder)))
             enter(composites_as_eager())
             enter(jagged_views_as_eager())
             enter(floats_handed_on())

@@ -14,10 +14,10 @@ it (those of FSDP2 do).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import inspect
+import sys
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -76,7 +76,6 @@ class ModuleRegion:
                 in the order of eager.
         """
         if not any(self._own_tables.values()):
-            # also where the module has a forward in its ``__dict__``
             return _forward(self, *args, **kwargs)
         if are_hooks_on_all_modules():
             raise UnsupportedError(
@@ -144,6 +143,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _CALL: Any = torch.nn.Module.__call__
+_CALL_IMPL = torch.nn.Module._call_impl.__code__
 
 
 def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -156,6 +156,38 @@ def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.nn.Module.__call__(self, *args, **kwargs)
     core = self._subclass_trace
     return core.function(*args, **kwargs) if is_dynamo_compiling() else core(*args, **kwargs)
+
+
+class _Forward:
+    """``forward`` of a region: what the user has set, as of any module; else, and for the hooks of
+    the region, which run around all of that, what is compiled."""
+
+    def __init__(self, forward: Any) -> None:
+        def compiled(region: Any, *args: Any, **kwargs: Any) -> Any:
+            if "forward" in vars(region):  # it was replaced by what calls this one
+                return forward(module_of(region), *args, **kwargs)
+            return _forward(region, *args, **kwargs)
+
+        wrap: Any = functools.wraps(forward)  # Transformers asks which arguments a model takes
+        self._compiled = wrap(compiled)
+
+    def __get__(self, region: Any, owner: Any = None) -> Any:
+        if region is None:
+            return self._compiled
+        if "forward" not in vars(region):
+            return types.MethodType(self._compiled, region)
+        if sys._getframe(1).f_code is _CALL_IMPL:
+            return functools.partial(_forward, region)
+        return vars(region)["forward"]
+
+    def __set__(self, region: Any, value: Any) -> None:
+        vars(region)["forward"] = value
+
+    def __delete__(self, region: Any) -> None:
+        try:
+            del vars(region)["forward"]
+        except KeyError:
+            raise AttributeError("forward") from None
 
 
 def module_of(region: ModuleRegion) -> Any:
@@ -176,17 +208,19 @@ def _class_of_regions(cls: type[torch.nn.Module]) -> type:
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
         }
-
-        def _taken(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _forward(self, *args, **kwargs)
-
-        members["__call__"] = _called
-        forward: Any = functools.wraps(cls.forward)(_taken)
-        # Transformers asks which arguments a model takes
-        with contextlib.suppress(TypeError, ValueError):
-            forward.__signature__ = inspect.signature(cls.forward)
-        _classes[cls] = type(cls.__name__, (ModuleRegion, cls), {**members, "forward": forward})
+        members |= {"__call__": _called, "forward": _Forward(cls.forward)}
+        _classes[cls] = type(cls.__name__, (ModuleRegion, cls), members)
     return _classes[cls]
+
+
+def _forward_of(module: torch.nn.Module) -> Any:
+    """What the module's ``forward`` is when it is called."""
+
+    @functools.wraps(module.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    return types.MethodType(forward, module)
 
 
 def region_of_module(
@@ -206,7 +240,7 @@ def region_of_module(
     object.__setattr__(
         region,
         "_subclass_trace",
-        Region(module.forward if managed else module, options, source=source),
+        Region(_forward_of(module) if managed else module, options, source=source),
     )
     tables = {name: getattr(module, name) if managed else OrderedDict() for name in _HOOK_TABLES}
     object.__setattr__(region, "_own_tables", tables)

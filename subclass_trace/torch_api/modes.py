@@ -192,6 +192,21 @@ def functions_are_seen() -> bool:
     return any(hasattr(mode, "captures") for mode in _function_modes())
 
 
+@contextlib.contextmanager
+def backwards_under(mode: Any) -> Iterator[None]:
+    """Inside, a function mode is active in the backwards of custom Functions, too: the engine
+    leaves function modes behind."""
+    cls = torch.autograd.function.BackwardCFunction
+    apply: Any = cls.apply
+
+    def under_mode(self: Any, *args: Any) -> Any:
+        with mode:
+            return apply(self, *args)
+
+    with replaced_here(cls, "apply", under_mode):
+        yield
+
+
 def function_modes_active() -> bool:
     """Is a ``__torch_function__`` mode active, other than a default device?"""
     return int(torch._C._len_torch_function_stack()) > 0 and default_devices() is None

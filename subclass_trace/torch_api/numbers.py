@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .exact_numbers import (
     compares_floats_from_inside,
@@ -309,28 +308,6 @@ def holds_symbols(value: Any) -> bool:
         if isinstance(value, (tuple, list))
         else isinstance(value, torch.SymInt)
     )
-
-
-class SizesAsNumbers(TorchFunctionMode):
-    """Inside, the symbols that calls tell are numbers."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return as_numbers(func(*args, **(kwargs or {})))
-
-
-@contextlib.contextmanager
-def numbers_in_backwards() -> Iterator[None]:
-    """Inside, the backwards of custom Functions see symbols as numbers: the engine leaves function
-    modes behind."""
-    cls = torch.autograd.function.BackwardCFunction
-    apply: Any = cls.apply
-
-    def numbered(self: Any, *args: Any) -> Any:
-        with SizesAsNumbers():
-            return apply(self, *args)
-
-    with replaced_here(cls, "apply", numbered):
-        yield
 
 
 def _is_number(t: Any) -> bool:

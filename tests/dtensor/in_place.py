@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,7 +63,32 @@ def functions(world: int, rank: int) -> dict[str, tuple[Callable[[torch.Tensor],
         dist.all_gather(means, x.mean())
         return torch.stack([total, least, *means])
 
-    taking_grad = {f.__name__: (f, True) for f in (reduced, sent)}
+    class Copied(torch.autograd.Function):
+        """What Megatron's layers begin with."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            g = g.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(g)
+            return g
+
+    def summed(g: torch.Tensor) -> torch.Tensor:
+        g = g * 1
+        dist.all_reduce(g)
+        return g
+
+    def in_backwards(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Copied.apply(x.sin())
+        z = y * x
+        if z.requires_grad:
+            z.register_hook(summed)
+        return z.exp()
+
+    taking_grad = {f.__name__: (f, True) for f in (reduced, sent, in_backwards)}
     return taking_grad | {f.__name__: (f, False) for f in (largest, gathered, scattered, exchanged, of_scalars)}
 
 

@@ -144,7 +144,10 @@ async def all_of(given: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("function", [doubled, doubled_twice, halves])
-@pytest.mark.parametrize("compiler", [st.compile, functools.partial(torch.compile, backend="subclass_trace")])
+@pytest.mark.parametrize(
+    "compiler",
+    [functools.partial(st.compile, frontend="auto"), functools.partial(torch.compile, backend="subclass_trace")],
+)
 def test_coroutines_run_eagerly(compiler: Any, function: Any) -> None:
     """Dynamo's code for one overwrites what lies behind its frame, with any back end."""
     region, x = compiler(function), torch.ones(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -299,7 +300,7 @@ def test_its_forward_takes_what_the_module_takes() -> None:
     module = Scaled(2, 2)
     region = st.compile(module)
     assert inspect.signature(region.forward) == inspect.signature(module.forward)
-    assert inspect.getfullargspec(region.forward).args == ["self", "x", "scale"]
+    assert inspect.signature(_doubled(region.forward)) == inspect.signature(module.forward)
     assert region.forward.__doc__ == "A product."
     assert torch.equal(region(torch.ones(1, 2), scale=2.0), module(torch.ones(1, 2), scale=2.0))
 
@@ -317,3 +318,68 @@ def test_a_call_of_the_users_runs_once() -> None:
     for k in range(3):
         assert torch.equal(region(x), torch.nn.functional.linear(x, module.weight, module.bias) * 2)
         assert module.calls == k + 1
+
+
+# ---------------------------------------------------------------------------------------------- another forward
+def _doubled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def doubled(*args: Any) -> Any:
+        return forward(*args) * 2
+
+    return doubled
+
+
+def _replaced(times: int, module: nn.Module) -> nn.Module:
+    for _ in range(times):
+        module.forward = _doubled(module.forward)  # type: ignore[method-assign]
+    return module
+
+
+def _compiled_again(module: nn.Module) -> nn.Module:
+    module.forward = st.compile(module.forward)  # type: ignore[method-assign]
+    return module
+
+
+def _removed(module: nn.Module) -> nn.Module:
+    del _replaced(2, module).forward
+    return module
+
+
+FORWARDS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "once": functools.partial(_replaced, 1),
+    "twice": functools.partial(_replaced, 2),
+    "compiled": _compiled_again,
+    "removed": _removed,
+}
+
+
+@pytest.mark.parametrize("hooks", ["none", "on the region", "on both"])
+@pytest.mark.parametrize("when", ["before", "after", "before and after", "between calls"])
+@pytest.mark.parametrize("how", FORWARDS)
+def test_forward_is_replaced(how: str, when: str, hooks: str) -> None:
+    """As accelerate does, or whoever logs calls."""
+
+    def run(wrap: Callable[[nn.Module], nn.Module]) -> list[Any]:
+        torch.manual_seed(0)
+        module, x = nn.Linear(4, 4), torch.ones(2, 4)
+        if hooks == "on both":
+            module.register_forward_hook(lambda m, args, y: y + 1)
+        if "before" in when:
+            module = FORWARDS[how](module)
+        module = wrap(module)
+        if hooks != "none":
+            module.register_forward_hook(lambda m, args, y: y * 3)
+        first = module(x) if when == "between calls" else None
+        if when != "before":
+            module = FORWARDS[how](module)
+        assert [*inspect.signature(module.forward).parameters] in (["input"], ["args", "kwargs"])
+        return [first, module(x), module(x)]
+
+    torch.testing.assert_close(run(compiled), run(lambda m: m))
+
+
+def test_a_forward_that_was_replaced_is_compiled_beneath_hooks_of_the_region() -> None:
+    region = compiled(_replaced(1, nn.Linear(4, 4)))
+    region.register_forward_hook(lambda m, args, y: y * 3)
+    region(torch.ones(2, 4))
+    assert len(region.specializations) == 1  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def _export(options: argparse.Namespace) -> int:
     make, folder = _named(options.target), options.out.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    made = make() if callable(make) else make
+    made = _made(make, options.target) if callable(make) else make
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
         raise OptionError(
             "the function gives something else",
@@ -219,6 +219,20 @@ def _export(options: argparse.Namespace) -> int:
     else:
         print(f"{options.out}: takes {', '.join(names)}; {len(state)} dense tensors of state")
     return OK
+
+
+def _made(make: Callable[[], Any], target: str) -> Any:
+    """What a function of the user's gives.
+
+    Raises:
+        OptionError: it raises.
+    """
+    try:
+        return make()
+    except Exception as error:
+        raise OptionError(
+            "the function raises", path=target, got=f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _named(target: str) -> Any:

@@ -59,7 +59,7 @@ from .operators import RULES
 from .phase import Met
 from .traced_graph import TracedGraph
 from .user_code import line_text, user_frames
-from .writes import WrittenMemory, collective, refused_write
+from .writes import WrittenMemory, check_kernels, collective, refused_write
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -244,6 +244,9 @@ class Recorder(TracedGraph):
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             raise collective(func, self.user_line())
+        state = self.phase.state
+        if state is not None and state.flags.of_kernels:
+            check_kernels(func, state.flags.of_kernels, self.user_line)
         if func is aten._local_scalar_dense.default:
             return self._local_scalar(func, args[0])
         given = (*args, *kwargs.values())

@@ -223,3 +223,20 @@ def collective(func: Any, line: str | None) -> UnsupportedError:
         "functional form "
         "(torch.distributed._functional_collectives)",
     )
+
+
+def check_kernels(func: Any, flags: Sequence[str], line: Callable[[], str | None]) -> None:
+    """An operation, where the region has set flags that kernels read as they run.
+
+    Raises:
+        UnsupportedError: its values may depend on them; the graph runs under the caller's.
+    """
+    if torch.Tag.pointwise in func.tags or func.is_view:
+        return
+    raise UnsupportedError(
+        "the region sets a flag of kernels for operations of its own",
+        code="flag-of-kernels",
+        path=line(),
+        got=f"{func} with another value of: {', '.join(flags)}",
+        fix="set it outside of the region",
+    )

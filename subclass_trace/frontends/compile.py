@@ -62,15 +62,24 @@ def compile(function: Any = _DECORATOR, **options: Any) -> Any:
     """
     if function is _DECORATOR:
         return lambda f: compile(f, **options)
+    check_callable(function, "write st.compile(function, backend=...) or @st.compile(backend=...)")
+    made = make_options(options)
+    return function if made.disable else _region(function, made)
+
+
+def check_callable(function: Any, fix: str) -> None:
+    """Refuse what is no function.
+
+    Raises:
+        OptionError: it cannot be called.
+    """
     if not callable(function):
         raise OptionError(
             "there is nothing to compile",
             expected="a function, a method or an nn.Module",
             got=text_of(function),
-            fix="write st.compile(function, backend=...) or @st.compile(backend=...)",
+            fix=fix,
         )
-    made = make_options(options)
-    return function if made.disable else _region(function, made)
 
 
 def load(

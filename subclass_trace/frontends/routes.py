@@ -167,6 +167,10 @@ ROUTES: dict[str, tuple[Route, str]] = {
     "grad-mode-left": (Route.EAGER, "grad mode left on or off"),
     "inference-mode-left": (Route.EAGER, "a result of another inference mode than the caller's"),
     "default-dtype-set": (Route.EAGER, "a default dtype set in the region"),
+    "flag-of-kernels": (
+        Route.EAGER,
+        "an operation after a flag that kernels read as they run was set in the region",
+    ),
     "default-device-set": (Route.EAGER, "a default device set in the region"),
     "runs-eagerly": (Route.RAISE, "`specialize` of a call that would run eagerly"),
     "hooks-on-all-modules": (Route.DYNAMO, "hooks of a region, and hooks on all modules"),

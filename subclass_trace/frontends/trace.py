@@ -29,7 +29,7 @@ from ..backends import Backend
 from ..partition.interface import resolve_partitioner
 from ..report.names import name_of
 from ..report.trace import Trace, trace_of
-from .compile import make_options
+from .compile import check_callable, make_options
 from .region import Region
 
 
@@ -64,6 +64,7 @@ class Tracer:
         Raises:
             SubclassTraceError: a refusal, as of a compiled region.
         """
+        check_callable(function, "write st.trace(function, *args)")
         entry = Region(function, self.options, keep_joint=True).specialize(*args, **kwargs)
         return trace_of(name_of(function), entry)
 

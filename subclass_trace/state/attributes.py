@@ -166,6 +166,8 @@ def child_of_module(rec: Running, o: Any, name: str) -> Any:
 
 def bound(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
     """``member.__get__(o, cls)``."""
+    if o is None:  # which is a missing instance to ``__get__``
+        return getattr(o, name)
     kind = type(member)
     if kind is Function or kind is LruCache:
         return Method(member, o)

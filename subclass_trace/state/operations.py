@@ -36,6 +36,7 @@ from .items import (
 from .iteration import as_mapping, iterate
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
+from .readers import caught
 from .running import Running
 from .texts import Text
 from .values import MISSING, is_python, lookup
@@ -286,7 +287,7 @@ def match_class(positional: int, parts: tuple[Any, Any, Any]) -> None:
 def caught_of_group(pair: tuple[Any, Any]) -> None:
     """``except*`` makes groups of the errors inside of one, and asks for their classes."""
     if (rec := current()) is not None:
-        OPS["caught"](pair[1])
+        caught(pair[1])
         rec.deep(pair[0], "except*")
 
 

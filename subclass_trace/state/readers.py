@@ -147,11 +147,11 @@ def _raised(error: Any) -> Any:
     return OPS["call"](error) if is_users and is_error else error
 
 
-def _caught(kinds: Any) -> Any:
+def caught(kinds: Any) -> Any:
     """What `except` names: members of a tuple are read."""
     if type(kinds) is tuple:
         for kind in OPS["iter"](kinds):
-            _caught(kind)
+            caught(kind)
     return kinds
 
 
@@ -195,7 +195,7 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "of_body_or_cell": _of_body_or_cell,
     "imported_from": _imported_from,
     "raised": _raised,
-    "caught": _caught,
+    "caught": caught,
     "set_of": _set_of,
     "set_into": _set_into,
     "dict_of": _dict_of,

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from ..errors import UnsupportedError
 from ..plan import SideEffect
 from ..plan.values import Constant
@@ -44,11 +46,18 @@ FLAGS = Flags()
 
 class FlagsOfRun:
     """The flags around one run: ``outside`` as the caller has them, ``inside`` as the tracer has
-    set them."""
+    set them.
+
+    Attributes:
+        set: the names of those that the region sets.
+        of_kernels: of these, those that kernels read as they run, where they are other than the
+            caller's now.
+    """
 
     def __init__(self) -> None:
         self.outside = self.inside = read_flags()
         self.set: set[str] = set()
+        self.of_kernels: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Code of the user's runs from here."""
@@ -145,9 +154,25 @@ def _set(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
     try:
         return f(*a, **k)
     finally:  # some change others as well
-        rec.flags.set.update(names, changed_flags(before, read_flags()))
+        run, now = rec.flags, read_flags()
+        run.set.update(names, changed_flags(before, now))
+        differs = changed_flags(run.outside, now)
+        run.of_kernels = tuple(n for n in differs if n in run.set and FLAG_NAMED[n].of_kernels)
 
 
+def _set_without_a_row(rec: Running, f: Any, a: tuple[Any, ...], k: dict[str, Any]) -> Any:
+    rec.refuse(
+        UnsupportedError(
+            "the region sets a flag of kernels, which nothing tells",
+            code="flag-of-kernels",
+            path=user_line(),
+            got=f.__name__,
+            fix="set it outside of the region",
+        )
+    )
+
+
+calls.C_TABLE[torch.set_flush_denormal] = _set_without_a_row
 calls.CLASSES.update(dict.fromkeys(autocast_classes(), _autocasts))
 for _table, _handler in ((FLAGS_OF_GETTER, _asked), (FLAGS_OF_SETTER, _set)):
     for _function in _table:

@@ -71,6 +71,12 @@ def resolve(target: Target, **options: Any) -> Subject:
     if isinstance(found, torch.Tensor):
         name = type(found).__qualname__
         raise OptionError(f"an instance of {name} is no target", fix=f"hand in the class: {name}")
+    if not callable(found):
+        raise OptionError(
+            "there is nothing to check",
+            expected="a wrapper class, or a function of dense tensors that makes one",
+            got=f"{found!r}"[:80],
+        )
     options = {k: v for k, v in options.items() if v is not None}
     check_options(options)
     if not isinstance(found, type):

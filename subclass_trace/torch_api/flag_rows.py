@@ -45,6 +45,7 @@ class Flag:
         lays_out: do fake kernels ask for it, so that it is part of the key of what they have found?
         getters: functions of torch whose answer is this flag, or is made of it and of constants.
         setters: functions of torch that set it.
+        of_kernels: may a kernel ask for it as it runs, so that values depend on it?
     """
 
     name: str
@@ -56,6 +57,7 @@ class Flag:
     lays_out: bool = False
     getters: tuple[Callable[..., Any], ...] = ()
     setters: tuple[Callable[..., Any], ...] = ()
+    of_kernels: bool = False
 
 
 _C: Any = torch._C  # not all of it is annotated
@@ -308,11 +310,13 @@ def defaults_rows() -> Iterable[Flag]:
             "use_deterministic_algorithms",
             "set_deterministic_debug_mode",
         ),
+        of_kernels=True,
     )
     yield from of_c(
         "deterministic memory",
         "_get_deterministic_fill_uninitialized_memory",
         "_set_deterministic_fill_uninitialized_memory",
+        of_kernels=True,
     )
     yield from of_c(
         "threads",

@@ -20,6 +20,7 @@ A flag that the installed torch does not have is not in the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -214,8 +215,7 @@ FLAGS: tuple[Flag, ...] = tuple(
             *autograd_rows(),
             *autocast_rows(),
             *defaults_rows(),
-            *libraries_rows(),
-            *precision_rows(),
+            *(replace(row, of_kernels=True) for row in (*libraries_rows(), *precision_rows())),
             *attention_rows(),
             *_python(),
             *_others(),

@@ -26,6 +26,10 @@ def make_nothing() -> int:
     return 3
 
 
+def raise_an_error() -> None:
+    raise KeyError("weights")
+
+
 def test_writes_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "m.pt2"
     assert main(["export", f"{TARGET}:make", "--out", str(file), "--json"]) == 0
@@ -42,6 +46,7 @@ def test_writes_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         ([f"{TARGET}:make_nothing"], "expected: (module, args)"),
         ([f"{TARGET}:TARGET"], "got:      str"),
+        ([f"{TARGET}:raise_an_error"], "got:      KeyError: 'weights'"),
         ([f"{TARGET}:not_there"], "package.module:function"),
         (["no.such.module:f"], "package.module:function"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -228,3 +229,60 @@ def test_kernels_of_attention_that_nothing_needs() -> None:
         with sdpa_kernel(kernel):
             region(torch.ones(2))
     assert len(region.specializations) == 1
+
+
+# ---------------------------------------------------------------------------------------------- flags of kernels
+def _denormal(x: torch.Tensor) -> torch.Tensor:
+    torch.set_flush_denormal(True)
+    y = x * 1e-40
+    torch.set_flush_denormal(False)
+    return y * 1e38
+
+
+def _without_mkldnn(x: torch.Tensor) -> torch.Tensor:
+    with torch.backends.mkldnn.flags(enabled=False):
+        return torch.nn.functional.conv2d(x, x)
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    y = torch.empty(3)
+    torch.use_deterministic_algorithms(False)
+    return y
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    torch.set_float32_matmul_precision("medium")
+    y = x[0, 0] @ x[0, 1]
+    torch.set_float32_matmul_precision("highest")
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize("function", [_denormal, _without_mkldnn, _filled, _rounded])
+def test_a_flag_that_holds_for_some_operations(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Kernels read it as they run, when the region is long over."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 3, 9, 9)
+    region = st.compile(function)
+    with pytest.warns(UserWarning, match="runs eagerly: the region sets a flag of kernels"):
+        first = region(x)
+    for got in (first, region(x)):
+        assert torch.equal(got.nan_to_num(7), function(x).nan_to_num(7))
+
+
+def test_a_flag_that_no_operation_reads_is_set_by_each_call() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.set_float32_matmul_precision("high")
+        return x.sin() * 2
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        region = st.compile(f, frontend="trace")
+        for _ in range(2):
+            assert torch.equal(region(torch.ones(2)), torch.ones(2).sin() * 2)
+            assert torch.get_float32_matmul_precision() == "high"
+            torch.set_float32_matmul_precision("highest")
+    finally:
+        torch.set_float32_matmul_precision(before)

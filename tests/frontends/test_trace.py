@@ -162,3 +162,8 @@ def test_constants_branches_and_verification() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- pages
+
+
+def test_what_is_no_function() -> None:
+    with pytest.raises(st.errors.OptionError, match="nothing to compile"):
+        st.trace(3)  # type: ignore[arg-type]

@@ -64,6 +64,23 @@ def _recurrent() -> None:
         assert torch.equal(st.compile(layer)(x := dense(2, 2, 3, seed=0))[0], layer(x)[0])
 
 
+@fact(
+    "ranges of `torch.profiler.record_function` inside the region",
+    torch="not in the survey",
+    differs="they are recorded in the call that traces, and in no later one",
+)
+def _ranges(call: Any) -> Any:
+    def f(x: Tensor) -> Tensor:
+        with torch.profiler.record_function("mine"):
+            return x * 2
+
+    region = call(f)
+    region(dense(2, seed=0))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        region(dense(2, seed=1))
+    return [event.name for event in profile.events()].count("mine")
+
+
 @fact("vmap, grad, jvp around the call: run eagerly, recorded in `explain()`")
 def _functorch() -> None:
     region = st.compile(lambda x: x.sin().sum())

@@ -40,6 +40,17 @@ def test_a_statement_asks(statement: str) -> None:
     assert _judged("clone_programs.py")[statement] is None
 
 
+def test_operations_that_others_call_are_there_before_an_instruction_needs_them() -> None:
+    code = """if True:
+        import pathlib, re
+        from subclass_trace.state import operations, readers
+        files = pathlib.Path(operations.__file__).parent.glob("*.py")
+        named = {name for f in files for name in re.findall(r'OPS\\["(\\w+)"\\]', f.read_text("utf-8"))}
+        assert len(named) > 5 and named <= readers.OPS.keys(), named - readers.OPS.keys()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_the_code_of_a_module_asks() -> None:
     assert _judged("clone_programs.py")["what the code of a module asks"] is None
 

@@ -144,7 +144,20 @@ def code_of_a_hook_is_replaced(wrap: Wrap) -> Any:
     return _backwards(wrap(f), change)
 
 
+def what_none_is(wrap: Wrap) -> Any:
+    """To ``__get__``, None is a missing instance."""
+
+    @functools.singledispatch
+    def kind(value: Any) -> int:
+        return 1
+
+    kind.register(int)(lambda value: 2)
+    region = wrap(lambda x: x * kind(None) + len(None.__class__.__mro__) + None.__eq__(None))
+    return region(torch.ones(1)).tolist()
+
+
 PROGRAMS = (
+    what_none_is,
     cache_with_a_keyword,
     cache_of_another_specialization,
     getattribute_appears,

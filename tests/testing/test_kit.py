@@ -165,6 +165,11 @@ def test_a_class_that_cannot_be_built() -> None:
     assert "give factory=" in str(caught.value)
 
 
+def test_what_is_no_class() -> None:
+    with pytest.raises(OptionError, match="nothing to check"):
+        check(3)  # type: ignore[arg-type]
+
+
 def test_a_registered_class() -> None:
     register_strategy(Hard, "Hard({0}, secret=1)", to_dense="{0}.data_")
     found = resolve(Hard)

@@ -18,6 +18,7 @@ from ..errors import SubclassTraceError, UnsupportedError
 from ..subclass.flatten import leaves_of
 from ..subclass.protocol import is_traceable
 from ..torch_api.assertions import branch_without_error, check
+from ..torch_api.eager_errors import error_in_eager
 from ..torch_api.fakes import DATA_DEPENDENT_ERRORS
 from ..torch_api.kinds import is_fake
 from ..torch_api.lines import asking
@@ -37,6 +38,8 @@ from .user_code import asking_frame
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 _HOOK_METHODS = ("register_hook", "register_post_accumulate_grad_hook")
+#: what kernels raise, and who takes their arguments apart
+_OF_KERNELS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _NUMBERS = ("item", "tolist")
 _POWERS = ("pow", "pow_", "__pow__", "__rpow__", "__ipow__", "float_power", "float_power_")
 
@@ -65,6 +68,11 @@ class CapturedFunctions(FunctionRules):
             if self.recorder.state is not None and self.recorder.state.is_live:
                 self.recorder.state.refused(refusal_of_data(error, self.recorder.user_line()))
             raise
+        except _OF_KERNELS as error:
+            told = error_in_eager(error, func, args, kwargs or {})
+            if told is error:
+                raise
+            raise told from None
 
     def _handle(self, func: Any, types: Any, args: Any, kwargs: Any, caller: Any) -> Any:
         name = getattr(func, "__name__", "")

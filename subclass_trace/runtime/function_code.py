@@ -19,7 +19,7 @@ from ..subclass.flatten import leaves_of
 from ..subclass.spec import SizeExpr, leaf_count, sizes_in, spec_leaves
 from ..subclass.template import Examples
 from ..subclass.visit import VALUE
-from ..torch_api.autograd import call_backward_directly, is_batched, is_leaf
+from ..torch_api.autograd import call_backward_directly, is_batched, is_last_backward, is_leaf
 from ..torch_api.dtensor_modes import dtensor_dispatcher, other_dtensor_modes_code
 from ..torch_api.kinds import is_lazy
 from ..torch_api.modes import any_autocast, grad_enabled
@@ -147,6 +147,18 @@ class FunctionEmitter:
             else "ctx.watched = ()"
         )
 
+    def _check_watched(self, s: Code) -> None:
+        """Compare these versions. A wrapper with a reference to it cannot be swapped
+        (``module.half()``), so they go with what autograd has saved."""
+        gradients = self.plan.gradients
+        if not gradients.watched_inputs and not gradients.watched_values:
+            return
+        s.bind("check_watched", check_watched)
+        s.line("for t, version in ctx.watched:")
+        s.line("    if (t := t()) is not None and t._version != version: check_watched(ctx)")
+        s.line("t = None")
+        s.line(f"if {s.bind('is_last_backward', is_last_backward)}(): ctx.watched = ()")
+
     # ---- backward
     def _backward(self) -> Callable[..., Any]:
         s = Code()
@@ -161,10 +173,7 @@ class FunctionEmitter:
             s.line("ctx.maybe_clear_saved_tensors()  # unless the graph is retained")
         else:
             s.line("saved = []")
-        s.bind("check_watched", check_watched)
-        s.line("for t, version in ctx.watched:")
-        s.line("    if (t := t()) is not None and t._version != version: check_watched(ctx)")
-        s.line("t = None")
+        self._check_watched(s)
         s.line(f"for path in {s.bind('emitter', self)}.paths:")
         s.line(f"    grads = path(ctx, saved, {names})")
         s.line("    if grads is not None: return grads")

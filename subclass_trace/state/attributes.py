@@ -29,6 +29,7 @@ from .kinds import (
 )
 from .recorder import instance_dict, user_line
 from .running import Running
+from .special import special_of
 from .values import MISSING, has, lookup
 from .writes import CLASS, NAMES, SLOTS
 
@@ -78,7 +79,7 @@ def get(rec: Running, o: Any, name: str) -> Any:
         return PYTHON_CLASSES[kind] if name == "__class__" else getattr(o, name)
     if is_a(o, torch.Tensor):
         return _of_tensor(rec, o, name)
-    own = rec.lookup(kind, "__getattribute__")
+    own = rec.special(kind, "__getattribute__")
     if type(own) is Function:
         return _by_own(rec, o, kind, own, name)
     if kind is THREAD_LOCAL or issubclass(kind, THREAD_LOCAL):
@@ -237,7 +238,10 @@ def _of_tensor(rec: Running, o: Any, name: str) -> Any:
         if value is not MISSING:
             return value
     if member is MISSING or name == "__dict__":
-        return getattr(o, name)
+        try:
+            return getattr(o, name)
+        except AttributeError as error:
+            raise retold(error, o) from None
     kind = type(member)
     if kind in (Function, staticmethod, classmethod, property) and not _is_torchs(member):
         return bound(rec, member, o, cls, name)
@@ -276,6 +280,17 @@ def _inside(rec: Running, o: Any, real: Any, name: str, value: Any) -> Any:
 
 def _class_of_fake(t: torch.Tensor) -> type:
     return torch.nn.Parameter if isinstance(t, torch.nn.Parameter) else torch.Tensor
+
+
+def retold(error: Exception, *operands: Any) -> Exception:
+    """An error of Python's that names classes, with those that the user's code sees."""
+    for o in operands:
+        if is_fake(o):
+            name = f"'{_class_of_fake(o).__name__}'"
+            error.args = tuple(
+                a.replace("'FakeTensor'", name, 1) if type(a) is str else a for a in error.args
+            )
+    return error
 
 
 def class_of(rec: Running, value: Any) -> type:
@@ -320,7 +335,7 @@ def _of_python_module(rec: Running, o: Any, name: str) -> Any:
 
 
 def _of_class(rec: Running, o: type, meta: type, name: str) -> Any:
-    if meta is not type and type(own := rec.lookup(meta, "__getattribute__")) is Function:
+    if meta is not type and type(own := rec.special(meta, "__getattribute__")) is Function:
         return rec.call(own, o, name)
     member = rec.lookup(meta, name) if meta is not type else lookup(type, name)
     if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
@@ -375,7 +390,7 @@ def after(rec: Running, cls: type, o: Any, name: str) -> Any:
 def put(rec: Running, o: Any, name: str, value: Any) -> None:
     """``o.name = value``; `MISSING`: ``del o.name``."""
     delete = value is MISSING
-    setter = rec.lookup(type(o), "__delattr__" if delete else "__setattr__")
+    setter = rec.special(type(o), "__delattr__" if delete else "__setattr__")
     if type(setter) is Function and kind_of(setter.__code__) != TORCH:
         if not (setter is torch.nn.Module.__setattr__ and not _is_registered(o, name, value)):
             rec.call(setter, o, name) if delete else rec.call(setter, o, name, value)
@@ -483,7 +498,7 @@ def _store(o: Any, name: str, value: Any) -> None:
     if is_a(o, (types.ModuleType, THREAD_LOCAL)):
         base = types.ModuleType if is_a(o, types.ModuleType) else THREAD_LOCAL
     elif (
-        type(lookup(type(o), "__setattr__")) is not Function
+        type(special_of(type(o), "__setattr__")) is not Function
     ):  # C code of its class may have its own way
         base = None
     if base is None:

@@ -50,7 +50,11 @@ _REGION_OF_MODULE = os.path.join(OUR_FILES, "frontends", "module.py")
 _LOGGING = os.path.join("logging", "__init__.py")
 
 _FUNCTION = os.path.join("torch", "autograd", "function.py")
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 _DTENSOR = os.path.join("torch", "distributed", "tensor", "_api.py")
+
+#: functions of `checkpoint_sequential`, which calls the user's layers, or what these close over
+_IN_SEQUENCE = frozenset(("checkpoint_sequential", "run_function", "functions"))
 
 ENTER, TORCH, AUTHORING, OURS = "enter", "torch", "authoring", "ours"
 
@@ -102,6 +106,10 @@ def kind_of(code: types.CodeType) -> str:
     if code.co_name == "<lambda>" and code.co_filename.endswith(_DTENSOR):
         return ENTER
     if code.co_name == "wrapper" and code.co_filename.endswith(_FUNCTION):  # `once_differentiable`
+        return ENTER
+    if _IN_SEQUENCE.intersection((code.co_name, *code.co_freevars)) and code.co_filename.endswith(
+        _CHECKPOINT
+    ):
         return ENTER
     return kind_of_file(code.co_filename)
 

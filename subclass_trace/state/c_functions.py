@@ -42,7 +42,8 @@ from .kinds import (
 from .net import watched
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, is_python, lookup, size_of
+from .special import is_python, special_of
+from .values import MISSING, lookup, size_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
@@ -128,7 +129,7 @@ def _mapping_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 
 def _next(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    step = lookup(type(a[0]), "__next__")
+    step = special_of(type(a[0]), "__next__")
     if is_a(a[0], kinds.ITERATORS) and rec.place_of(a[0]) is None:
         return rec.give(next(*a))
     if type(step) is Function:
@@ -150,7 +151,7 @@ def _iter(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 def _reversed(rec: Running, f: Any, a: Args, k: Named) -> Any:
     o = a[0]
-    method = rec.lookup(type(o), "__reversed__")
+    method = rec.special(type(o), "__reversed__")
     if type(method) is Function:
         return rec.call(method, o)
     if is_a(o, (list, tuple, collections.deque)):
@@ -265,18 +266,18 @@ def by_method(name: str) -> Handler:
 
 
 def _method_for(rec: Running, name: str, kind: type, o: Any, a: Args) -> tuple[Any, Args]:
-    method = rec.lookup(kind, name)
+    method = rec.special(kind, name)
     if method is MISSING and name in ("__float__", "__int__", "__complex__"):
-        method = rec.lookup(kind, "__index__")
+        method = rec.special(kind, "__index__")
     if method is MISSING and name == "__bool__":
-        method = rec.lookup(kind, "__len__")
+        method = rec.special(kind, "__len__")
     if name == "__format__" and len(a) == 1:
         a = (o, "")
     if name == "__format__" and method is object.__format__ and not a[1]:  # else C code raises
-        method, a = rec.lookup(kind, "__str__"), (o,)
+        method, a = rec.special(kind, "__str__"), (o,)
         name = "__str__"
     if name == "__str__" and method is object.__str__:
-        method = rec.lookup(kind, "__repr__")
+        method = rec.special(kind, "__repr__")
     return method, a
 
 

@@ -24,8 +24,9 @@ from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
 from .running import Running
+from .special import is_python
 from .texts import text_of
-from .values import MISSING, is_python, lookup, size_of
+from .values import MISSING, lookup, size_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -65,6 +66,8 @@ _CHANGE = frozenset(_CHANGING.split())
 #: methods that compare items
 _COMPARE = frozenset(["index", "count", "__eq__", "__ne__", "__lt__", "remove"])
 _OF_OBJECTS = ("__init_subclass__", "__setattr__", "__getattribute__", "__delattr__")
+#: whose methods in C read their value, also of classes derived from them
+_VALUES = (str, bytes, int, float, complex)
 _COPYING = ("__reduce_ex__", "__getstate__", "__reduce__")
 _OF_PYTHON = (types.FunctionType, types.MethodType, property, staticmethod, classmethod)
 _NEW_OBJECT: Any = vars(copyreg)["__newobj__"]
@@ -107,11 +110,13 @@ def method_of_c(rec: Running, f: Any, owner: Any, a: Args, k: Named) -> Any:
         return _of_object(rec, f, owner, name, a, k)
     if type(owner) in LOCKS or type(owner) in WORLDLY:
         return refuse_change(rec, owner, name) if rec.place_of(owner) is not None else f(*a, **k)
-    if type(owner) in (str, bytes) and name == "join":
+    if is_a(owner, _VALUES):
+        rec.deep(owner, name)
+    if is_a(owner, (str, bytes)) and name == "join":
         return f(iterate(rec, a[0]))
-    if type(owner) is str and name in ("format", "format_map"):
+    if is_a(owner, str) and name in ("format", "format_map"):
         return _format(rec, f, a, k)
-    if owner is not None and type(owner) in ATOMS:
+    if owner is not None and (type(owner) in ATOMS or is_a(owner, _VALUES)):
         return opaque(rec, f, a, k, keeps=False, pure=True)
     if _is_of_torch(f, owner):
         return torch_call(rec, f, a, k)

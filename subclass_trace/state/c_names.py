@@ -31,7 +31,8 @@ from .net import unwatched, watched
 from .recorder import user_line
 from .rows import base_value
 from .running import Running
-from .values import MISSING, is_python, lookup
+from .special import is_python
+from .values import MISSING, lookup
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]

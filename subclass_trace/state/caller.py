@@ -51,7 +51,7 @@ class Caller(Running):
             return handler(self, f, args, kwargs)
         if calls.is_of_package(kind) and not issubclass(kind, torch.nn.Module):
             return _call_ours(self, f, args, kwargs)
-        method = self.lookup(kind, "__call__")
+        method = self.special(kind, "__call__")
         if type(method) is Function:
             is_module = issubclass(kind, torch.nn.Module)
             if is_module and before_replacement(method) is not method:

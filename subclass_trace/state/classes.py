@@ -26,7 +26,7 @@ def call_class(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str,
         return special(rec, cls, args, kwargs)
     meta = type(cls)
     if meta is not type:
-        caller = rec.lookup(meta, "__call__")
+        caller = rec.special(meta, "__call__")
         if type(caller) is Function:
             return rec.call_function(caller, (cls, *args), kwargs)
         if is_a(caller, type):  # of a TypedDict: dict

@@ -16,7 +16,8 @@ from .kinds import VIEWS
 from .place import Place
 from .recorder import StateRecorder, instance_dict, is_made_by_torch
 from .rows import members, put_raw, raw
-from .values import MISSING, base_of, factory_of, is_python, items_of, pairs_of, size_of
+from .special import is_python
+from .values import MISSING, base_of, factory_of, items_of, pairs_of, size_of
 from .writes import BAG, CELL, CLASS, MAPPING, NAMES, SEQUENCE, SLOTS, Table, Written, table_of
 
 #: how what a table holds is read

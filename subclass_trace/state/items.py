@@ -21,7 +21,8 @@ from .kinds import CONTAINERS, SIMPLE, VIEWS, Function
 from .net import watched
 from .operators import compare, python_method, truth
 from .running import Running
-from .values import MISSING, base_of, is_python, items_of, lookup, size_of
+from .special import is_python, special_of
+from .values import MISSING, base_of, items_of, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -39,7 +40,7 @@ def item(pair: tuple[Any, Any]) -> Any:
         return _item_of_tensor(rec, rec.give(o), key)
     if is_a(o, type):
         return _item_of_class(rec, o, key)
-    getter = rec.lookup(kind, "__getitem__")
+    getter = rec.special(kind, "__getitem__")
     if type(getter) is Function:
         return rec.call(getter, o, key)
     if is_a(o, CONTAINERS):
@@ -86,7 +87,7 @@ def _has_objects(key: Any) -> bool:
 
 
 def _item_of_class(rec: Running, o: type, key: Any) -> Any:
-    getter = rec.lookup(type(o), "__getitem__")
+    getter = rec.special(type(o), "__getitem__")
     if type(getter) is Function:
         return rec.call(getter, o, key)
     found = rec.lookup(o, "__class_getitem__")
@@ -104,8 +105,8 @@ def _index(rec: Running, key: Any) -> Any:
     if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, (int, Tensor)):
         return key
     return (
-        rec.call(rec.lookup(type(key), "__index__"), key)
-        if is_a(lookup(type(key), "__index__"), Function)
+        rec.call(rec.special(type(key), "__index__"), key)
+        if is_a(special_of(type(key), "__index__"), Function)
         else key
     )
 
@@ -138,7 +139,7 @@ def _item_of_dict(rec: Running, o: Any, key: Any) -> Any:
     given = rec.item(o, key, value)
     if value is not MISSING:
         return given
-    missing = rec.lookup(type(o), "__missing__")
+    missing = rec.special(type(o), "__missing__")
     if type(missing) is Function:
         return rec.call(missing, o, key)
     if is_a(o, collections.defaultdict):
@@ -264,7 +265,7 @@ def contains(negated: bool, pair: tuple[Any, Any]) -> bool:
 
 def _contains(rec: Running, o: Any, key: Any) -> bool:
     kind = type(o)
-    method = rec.lookup(kind, "__contains__")
+    method = rec.special(kind, "__contains__")
     if type(method) is Function and not is_a(o, Tensor):
         return bool(truth(rec.call(method, o, key)))
     if is_a(o, CONTAINERS):
@@ -306,7 +307,7 @@ def set_item(parts: tuple[Any, Any, Any]) -> None:
     if is_a(o, Tensor):
         _asked(operator.setitem, rec.give(o), _key_of_tensor(rec, key), rec.give(value))
         return
-    setter = rec.lookup(kind, "__setitem__")
+    setter = rec.special(kind, "__setitem__")
     if type(setter) is Function:
         rec.call(setter, o, key, value)
     elif is_a(o, dict):
@@ -351,7 +352,7 @@ def del_item(pair: tuple[Any, Any]) -> None:
     if rec is None:
         del o[key]
         return
-    deleter = rec.lookup(type(o), "__delitem__")
+    deleter = rec.special(type(o), "__delitem__")
     if type(deleter) is Function:
         rec.call(deleter, o, key)
         return

@@ -17,7 +17,8 @@ from .current import call_now
 from .kinds import ITERATORS, VIEWS, Function, is_immutable
 from .recorder import user_line
 from .running import Running
-from .values import MISSING, is_python, lookup, pairs_of
+from .special import is_python, special_of
+from .values import MISSING, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
 
@@ -76,18 +77,18 @@ def _iterated(rec: Running, o: Any) -> Any:
         return rec.give(o)
     if is_a(o, ITERATORS):
         return _advanced(rec, o, kind)
-    method = lookup(kind, "__iter__")
+    method = special_of(kind, "__iter__")
     if is_a(o, _WHOLE) and type(method) is not Function:
         rec.lookup(kind, "__iter__")
         rec.touch(o)
         return _given(rec, o)
     if is_a(o, type):
-        method = rec.lookup(type(o), "__iter__")
+        method = rec.special(type(o), "__iter__")
         return rec.call(method, o) if type(method) is Function else o
     if type(method) is Function:
         rec.lookup(kind, "__iter__")
         return _iterator(rec, rec.call(method, o))
-    getter = lookup(kind, "__getitem__")
+    getter = special_of(kind, "__getitem__")
     if method is MISSING and type(getter) is Function:
         rec.lookup(kind, "__getitem__")
         return _by_items(rec, getter, o)
@@ -109,7 +110,7 @@ def _advanced(rec: Running, o: Any, kind: type) -> Any:
 
 
 def _iterator(rec: Running, made: Any) -> Any:
-    step = lookup(type(made), "__next__")
+    step = special_of(type(made), "__next__")
     if type(step) is Function:
         rec.lookup(type(made), "__next__")
         return _stepped(rec, step, made)

@@ -38,8 +38,9 @@ from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
 from .readers import caught
 from .running import Running
+from .special import is_python
 from .texts import Text
-from .values import MISSING, is_python, lookup
+from .values import MISSING, lookup
 from .writes import CONTENTS, NAMES
 
 Tensor = torch.Tensor

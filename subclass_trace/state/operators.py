@@ -19,8 +19,9 @@ from .iteration import iterate
 from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
 from .net import watched
 from .running import Running
+from .special import is_python
 from .texts import text_of
-from .values import is_python, items_of, lookup, pairs_of, size_of
+from .values import items_of, lookup, pairs_of, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -77,7 +78,7 @@ def python_method(rec: Running, o: Any, name: str) -> Any:
     kind = type(o)
     if is_immutable(kind) or is_a(o, Tensor) or kind in _SYMBOLS:
         return None
-    method = rec.lookup(kind, name)
+    method = rec.special(kind, name)
     return method if type(method) is Function else None
 
 
@@ -89,7 +90,7 @@ def binary(symbol: str, pair: tuple[Any, Any]) -> Any:
         return do(a, b)
     a, b = rec.give(a), rec.give(b)
     if type(a) in SIMPLE and type(b) in SIMPLE:
-        return do(a, b)
+        return _told(do, a, b)
     name = _PLAIN[symbol.removesuffix("=")]
     if symbol.endswith("=") and (method := python_method(rec, a, f"__i{name}__")) is not None:
         value = rec.call(method, a, b)
@@ -136,7 +137,15 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
         )
     if symbol == "%" and type(a) is str and not is_a(b, Tensor):
         b = tuple(map(text_of, items_of(b))) if is_a(b, tuple) else text_of(b)
-    return watched(do, (rec.mapped(a), rec.mapped(b)), {})
+    return _told(lambda a, b: watched(do, (a, b), {}), rec.mapped(a), rec.mapped(b))
+
+
+def _told(do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """``do(a, b)``, whose error names the classes that the user's code sees."""
+    try:
+        return do(a, b)
+    except TypeError as error:
+        raise attributes.retold(error, a, b) from None
 
 
 _TOWER = (int, float, complex, Tensor)
@@ -158,7 +167,7 @@ def compare(name: str, pair: tuple[Any, Any]) -> Any:
         return do(a, b)
     a, b = rec.give(a), rec.give(b)
     if type(a) in SIMPLE and type(b) in SIMPLE:
-        return do(a, b)
+        return _told(do, a, b)
     left, right = (
         python_method(rec, a, f"__{name}__"),
         python_method(rec, b, f"__{_SWAPPED[name]}__"),
@@ -175,7 +184,7 @@ def compare(name: str, pair: tuple[Any, Any]) -> Any:
         if method is not None and (value := rec.call(method, x, y)) is not NotImplemented:
             return value
     if left or right:
-        return do(a, b) if name not in ("eq", "ne") else (a is b) is (name == "eq")
+        return _told(do, a, b) if name not in ("eq", "ne") else (a is b) is (name == "eq")
     return _compare_in_c(rec, name, do, a, b)
 
 
@@ -184,7 +193,7 @@ def _compare_in_c(rec: Running, name: str, do: Callable[[Any, Any], Any], a: Any
     if equality and type(a) is type(b) and is_a(a, (list, tuple, dict)):
         return _containers_equal(rec, a, b) is (name == "eq")
     if is_a(a, Tensor) or is_a(b, Tensor):
-        return do(rec.mapped(a), rec.mapped(b))
+        return _told(do, rec.mapped(a), rec.mapped(b))
     if type(a) is type(b) and type(a) in (list, tuple):
         rec.touch(a)
         rec.touch(b)

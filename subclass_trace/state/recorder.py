@@ -39,6 +39,7 @@ from .kinds import (
 )
 from .place import Place, Roots
 from .rows import Row, base_value
+from .special import as_function
 from .values import MISSING, lookup, lookup_after
 from .writes import Written
 
@@ -350,6 +351,10 @@ class StateRecorder:
             value = self.at(self.child(self.root(of), "lookup", name), value)
         self.lookups[key] = value
         return value
+
+    def special(self, cls: type, name: str) -> Any:
+        """The special method of a class, which is read: a function of Python's, or C code."""
+        return as_function(self.lookup(cls, name), cls, name)
 
     def _of_made(self, cls: type, name: str, value: Any) -> Any:
         """What a class gives that the run has made: its own is no state, its bases' is."""

@@ -10,7 +10,7 @@ import torch
 from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from .current import call_now
-from .values import is_python
+from .special import is_python
 
 
 class Text:

@@ -120,11 +120,6 @@ def size_of(container: Any) -> int:
     return size
 
 
-def is_python(cls: type, *names: str) -> bool:
-    """Is one of these methods of a class a function of Python's?"""
-    return any(type(lookup(cls, name)) is types.FunctionType for name in names)
-
-
 def factory_of(value: Any) -> Any:
     """What makes the missing values of a ``defaultdict``; None of another dict."""
     return _FACTORY.__get__(value) if is_a(value, collections.defaultdict) else None

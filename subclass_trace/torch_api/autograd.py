@@ -195,6 +195,14 @@ def base_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
+def is_last_backward() -> bool:
+    """Does the engine free, after this backward, what its nodes have saved, and does nothing
+    differentiate it?"""
+    return (
+        not torch._C._autograd._get_current_graph_task_keep_graph() and not torch.is_grad_enabled()
+    )
+
+
 @contextlib.contextmanager
 def watched_engine(
     instead: Callable[..., bool],

@@ -177,15 +177,17 @@ def watch(values: tuple[Any, ...]) -> list[tuple[Any, int]]:
     return [(weakref.ref(t), t._version) for t in values]
 
 
-def check_watched(watched: list[tuple[Any, int]]) -> None:
-    """As autograd says it of other tensors."""
-    for reference, version in watched:
+def check_watched(ctx: Any) -> None:
+    """As autograd says it of other tensors; no reference is left where it frees what it saved."""
+    for reference, version in ctx.watched:
         t = reference()
         if t is not None and t._version != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation"
             )
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.watched = []
 
 
 def first_that_serves(calls: tuple[Any, ...], given: tuple[Any, ...], what: str) -> Any:

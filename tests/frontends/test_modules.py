@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -227,3 +229,25 @@ def test_what_dynamo_compiles_little_of_runs_eagerly(reads: int) -> None:
     if VERSION < (2, 13):  # Dynamo leaves out the whole frame
         return
     assert ("it runs eagerly" in region.explain()) is (reads < 40)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_model_of_wrappers_is_converted_while_the_last_loss_is_there(retain: bool) -> None:
+    """Torch cannot swap a parameter to which something has a weak reference."""
+
+    def run(wrap: Callable[[nn.Module], nn.Module]) -> list[Any]:
+        torch.manual_seed(0)
+        model, found = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), []
+        for layer in (model[0], model[2]):
+            layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach() * 2))
+        call = wrap(model)
+        for dtype in (torch.float32, torch.float64):
+            loss = call(torch.ones(2, 4, dtype=dtype)).square().mean()
+            if retain:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            found += [loss.detach().a, model[0].weight.grad.a.clone()]
+            model.double()
+        return found
+
+    torch.testing.assert_close(run(st.compile), run(lambda m: m))

@@ -126,7 +126,7 @@ def _function(of: Any) -> Iterator[str]:
     yield "    def backward(ctx, *grads):"
     yield "        if all(g is None for g in grads):"
     yield f"            return (None,) * {4 + count}"
-    yield "        check_watched(ctx.watched)"
+    yield "        check_watched(ctx)"
     yield "        if torch.is_grad_enabled() or not no_autocast():"
     yield "            raise NoSpecialization('a backward under autocast, or one to differentiate')"
     yield "        tensors, others = iter(ctx.saved_tensors), iter(ctx.others)"

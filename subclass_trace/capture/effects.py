@@ -40,6 +40,14 @@ def has_effects(target: Any) -> bool:
     return not schema.is_mutable and (not schema.returns or (not of_torch and is_effectful(target)))
 
 
+def is_collective(node: fx.Node) -> bool:
+    """Does it talk to other ranks? They wait for it, also where this one does not read what it
+    gets. It may be done again, by all of them."""
+    return node.op == "call_function" and getattr(node.target, "namespace", "") == (
+        "_c10d_functional"
+    )
+
+
 def is_kept(node: fx.Node) -> bool:
     """`has_effects` for a node."""
     return node.op == "call_function" and has_effects(node.target)

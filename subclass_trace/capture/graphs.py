@@ -21,7 +21,7 @@ from ..plan.descriptors import AnyDescriptor, Effect
 from ..torch_api.graphs import graph_module
 from ..torch_api.operators import OpOverload, op_schema
 from ..torch_api.repairs.recurrent import keep_workspaces
-from .effects import is_kept
+from .effects import is_collective, is_kept
 from .functionalize import Functionalization
 from .phase import Recording
 
@@ -105,10 +105,10 @@ def trace_name(node: fx.Node) -> str:
 
 
 def _keep_draws(graph: fx.Graph, num_forward: int) -> int:
-    """Make random numbers that nothing reads outputs of the forward, so that a partitioner keeps
-    drawing them."""
+    """Make random numbers and collectives that nothing reads outputs of the forward, so that a
+    partitioner keeps them."""
     outputs = output_args(graph)
-    dead = [_first_tensor(graph, n) for n in list(graph.nodes) if is_draw(n) and not n.users]
+    dead = [_first_tensor(graph, n) for n in list(graph.nodes) if _is_awaited(n) and not n.users]
     if dead:
         next(iter(reversed(graph.nodes))).args = (
             [*outputs[:num_forward], *dead, *outputs[num_forward:]],
@@ -142,8 +142,14 @@ def is_draw(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") not in LATE and (is_random(node) or is_kept(node))
 
 
+def _is_awaited(node: fx.Node) -> bool:
+    """May it be that nothing reads it, and it runs nevertheless?"""
+    early = node.meta.get("partitioner_tag") not in LATE
+    return is_draw(node) or (early and is_collective(node))
+
+
 def _runs(node: fx.Node) -> bool:
-    return is_draw(node) or is_write(node)
+    return _is_awaited(node) or is_write(node)
 
 
 def is_write(node: fx.Node) -> bool:

@@ -110,7 +110,16 @@ def _is_made(recipe: recipes.Make) -> bool:
 
 
 def _is_new(recipe: recipes.New) -> bool:
-    bases = (object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
+    bases = (
+        object,
+        list,
+        dict,
+        set,
+        tuple,
+        frozenset,
+        collections.OrderedDict,
+        collections.defaultdict,
+    )
     return solid_base(recipe.cls) in bases and all(type(name) is str for name, _ in recipe.fields)
 
 

@@ -16,6 +16,7 @@ from ..plan.values import (
     dict_setter,
     empty,
     entries_in,
+    holds_its_items,
     make,
 )
 
@@ -49,13 +50,17 @@ def made(recipe: Recipe, outputs: Sequence[Any], known: dict[int, Any] | None = 
     if isinstance(recipe, Make):
         return make(recipe.cls, [*map(of, recipe.items)])
     assert isinstance(recipe, New)
-    new = known[recipe.number] = empty(recipe.cls)
+    if holds_its_items(recipe.cls):
+        new = make(recipe.cls, [*map(of, recipe.items or ())])
+    else:
+        new = empty(recipe.cls)
+    known[recipe.number] = new
     _fill(new, recipe, of)
     return new
 
 
 def _fill(new: Any, recipe: New, of: Any) -> None:
-    for item in recipe.items or ():
+    for item in () if holds_its_items(recipe.cls) else recipe.items or ():
         list.append(new, of(item)) if isinstance(new, list) else set.add(new, of(item))
     for key, value in recipe.pairs or ():
         dict_setter(recipe.cls)(new, of(key), of(value))

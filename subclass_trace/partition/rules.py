@@ -86,6 +86,9 @@ def recompute_tags(t: Table) -> list[Any]:
                 tags[i] = MUST_SAVE
         elif t.bits[i] & COLLECTIVE:
             tags[i] = MUST_SAVE
+            if is_unfinished(t.nodes[i].target):  # a policy need not name the wait for it
+                for wait in t.users[i]:
+                    tags[wait] = MUST_SAVE
     return tags
 
 

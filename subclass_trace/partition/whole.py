@@ -22,7 +22,7 @@ from ..capture.writes import written_arguments
 from ..torch_api.operators import OpOverload
 from .min_cut import MinCut
 from .rules import MUST_SAVE, Facts
-from .table import MUTABLE, ONCE, Table
+from .table import COLLECTIVE, MUTABLE, ONCE, Table
 
 
 def runs_backward(graph: fx.Graph) -> bool:
@@ -55,7 +55,9 @@ def recompute_inside(
     )
     saved = partitioner.choose(table, Facts(static=frozenset(static), kept=kept, small=small))
     stay = {table.nodes[i] for i in (*saved, *fixed)} | {
-        n for n, bits in zip(table.nodes, table.bits, strict=True) if bits & ONCE
+        n
+        for n, bits in zip(table.nodes, table.bits, strict=True)
+        if bits & ONCE and not bits & COLLECTIVE  # torch takes a wait for impure
     }
     _copy_in_front(graph, late, stay)
 

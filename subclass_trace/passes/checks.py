@@ -24,7 +24,7 @@ import torch
 import torch.fx as fx
 
 from ..capture.aliasing import byte_range
-from ..capture.effects import is_kept
+from ..capture.effects import is_collective, is_kept
 from ..capture.graphs import is_random, output_args, placeholders
 from ..errors import PassError
 from ..torch_api.kinds import storage_key
@@ -217,5 +217,5 @@ def _effects(graph: fx.Graph) -> list[str]:
 
 
 def _collectives(graph: fx.Graph) -> list[str]:
-    found = (n for n in graph.nodes if getattr(n.target, "namespace", "") == "_c10d_functional")
+    found = filter(is_collective, graph.nodes)
     return [f"{n.target} of {n.args[-1]}" for n in found if "wait_tensor" not in str(n.target)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ..capture.effects import is_kept
+from ..capture.effects import is_collective, is_kept
 from ..capture.graphs import is_random, output_args
 from ..torch_api.kinds import storage_key
 from .graph import JointGraph
@@ -30,6 +30,10 @@ _VIEWS = frozenset(
 )
 #: gives a copy of it
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, aten.contiguous.default})
+
+
+def _stays(node: fx.Node) -> bool:
+    return is_kept(node) or is_random(node) or is_collective(node)
 
 
 def cleanup(graph: JointGraph) -> None:
@@ -54,7 +58,7 @@ def cleanup(graph: JointGraph) -> None:
     for node in reversed(list(graph.graph.nodes)):
         if node.meta.get("trace_name") in kept:
             continue
-        if node.op == "call_function" and not node.users and not (is_kept(node) or is_random(node)):
+        if node.op == "call_function" and not node.users and not _stays(node):
             if node.target is not operator.getitem or node.args[0] not in ends:
                 graph.graph.erase_node(node)
 

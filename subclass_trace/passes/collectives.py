@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch.fx as fx
 
+from ..capture.effects import is_collective
 from ..capture.graphs import placeholders
 from ..errors import OptionError
 from ..torch_api.graphs import bucket_collectives as torch_bucket_collectives
@@ -55,7 +55,7 @@ def overlap_collectives(graph: JointGraph) -> None:
     launched = max((order[n] for n in placeholders(graph.graph)), default=-1)
     end = nodes[launched] if launched >= 0 else None
     for node in nodes:
-        if _is_collective(node) and not _is_wait(node):
+        if is_collective(node) and not _is_wait(node):
             reads = [*node.all_input_nodes, *([end] if end is not None else [])]
             last = max(reads, key=order.__getitem__)
             if order[last] < order[node]:
@@ -68,10 +68,5 @@ def overlap_collectives(graph: JointGraph) -> None:
             min(node.users, key=order.__getitem__).prepend(node)
 
 
-def _is_collective(node: fx.Node) -> bool:
-    target: Any = node.target
-    return node.op == "call_function" and getattr(target, "namespace", "") == "_c10d_functional"
-
-
 def _is_wait(node: fx.Node) -> bool:
-    return _is_collective(node) and "wait_tensor" in str(node.target)
+    return is_collective(node) and "wait_tensor" in str(node.target)

@@ -60,7 +60,7 @@ class New:
     Attributes:
         number: by which `BackReference` finds it.
         cls: its class.
-        items: of a list or a set; ``pairs``: of a dict.
+        items: of a list or a set, or of a tuple or frozenset with attributes; ``pairs``: of a dict.
         fields: attributes, past every ``__setattr__``.
         factory: what makes the missing values of a ``defaultdict``.
     """
@@ -81,8 +81,15 @@ def make(cls: type, items: Sequence[Any]) -> Any:
     arguments."""
     if issubclass(cls, tuple) and cls is not torch.Size and not hasattr(cls, "n_sequence_fields"):
         return tuple(items) if cls is tuple else tuple.__new__(cls, items)
+    if issubclass(cls, frozenset):
+        return frozenset.__new__(cls, items)
     made: Any = cls
     return made(*items) if cls in (slice, types.MethodType) else made(items)
+
+
+def holds_its_items(cls: type) -> bool:
+    """Are instances made with their items, which cannot be put there later?"""
+    return issubclass(cls, (tuple, frozenset))
 
 
 def dict_setter(cls: type) -> Callable[[Any, Any, Any], None]:

@@ -17,6 +17,7 @@ from ..plan.values import (
     Recipe,
     dict_setter,
     empty,
+    holds_its_items,
     make,
 )
 from ..state.place import Place
@@ -61,7 +62,11 @@ class ValueEmitter:
     def _new(self, recipe: New) -> str:
         s, name = self.source, self.source.name("n")
         self.made[recipe.number] = name
-        if recipe.cls in _PLAIN:
+        complete = holds_its_items(recipe.cls)
+        if complete:
+            items = "".join(f"{self.value(item)}, " for item in recipe.items or ())
+            s.line(f"{name} = {s.bind('make', make)}({s.constant(recipe.cls)}, ({items}))")
+        elif recipe.cls in _PLAIN:
             s.line(f"{name} = {recipe.cls.__name__}()")
         else:
             s.line(f"{name} = {s.bind('empty', empty)}({s.constant(recipe.cls)})")
@@ -76,7 +81,7 @@ class ValueEmitter:
                     if recipe.cls is dict
                     else f"{put}({name}, {known}, {value})"
                 )
-        if recipe.items:
+        if recipe.items and not complete:
             base: Any = next(
                 c for c in recipe.cls.__mro__ if c.__module__ in ("builtins", "collections")
             )

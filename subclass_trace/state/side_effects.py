@@ -33,7 +33,7 @@ from .writes import MAPPING, NAMES, SEQUENCE, Table, Written
 
 #: classes of C whose state is all in what recipes rebuild
 _KNOWN_BASES = frozenset(
-    {object, list, dict, set, tuple, collections.OrderedDict, collections.defaultdict}
+    {object, list, dict, set, tuple, frozenset, collections.OrderedDict, collections.defaultdict}
 )
 _CONSTANT_KINDS = (
     type,
@@ -85,7 +85,7 @@ class Recipes:
             return Entry(known[1])
         if self._is_constant(value):
             return Constant(value)
-        if is_a(value, (tuple, frozenset)):
+        if is_a(value, (tuple, frozenset)) and not namespace_of(value):
             return Make(
                 type(value),
                 tuple(self(item, f"{path}[{k}]") for k, item in enumerate(items_of(value))),
@@ -157,7 +157,7 @@ class Recipes:
         if is_a(value, dict):
             rows = MAPPING.of(value).items()
             pairs = tuple((self._key(k, path), self(v, f"{path}[{short(k)}]")) for k, v in rows)
-        elif is_a(value, (list, set)):
+        elif is_a(value, (list, set, tuple, frozenset)):
             items = tuple(self(item, f"{path}[{k}]") for k, item in enumerate(items_of(value)))
         held = namespace_of(value) or {}
         fields = tuple((name, self(v, f"{path}.{name}")) for name, v in held.items())

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from in_place import collectives_in_place, groups_of_collectives_in_place
 from spmd import check, collectives, difference, seen, values
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -360,6 +360,22 @@ def data_parallel(mesh: DeviceMesh) -> None:
             rows += [seen(b) for b in model.buffers()]
         found.append(rows)
     assert difference(*found) is None, difference(*found)
+
+
+@on_each_rank
+def collectives_whose_result_one_rank_reads(mesh: DeviceMesh) -> None:
+    """Two of one size: where each rank leaves one out, these meet."""
+    group, rank = mesh.get_group(), mesh.get_rank()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        first = all_reduce(x, "sum", group)
+        second = all_reduce(x * 10, "sum", group)
+        return (first if rank == 0 else second) + 0
+
+    region = st.compile(f, frontend="trace")
+    for k in range(2):
+        x = torch.full((3,), float(k + 1))
+        assert torch.equal(region(x), f(x))
 
 
 on_each_rank(collectives_in_place)

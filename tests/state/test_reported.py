@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+import unittest.mock
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -156,7 +157,50 @@ def what_none_is(wrap: Wrap) -> Any:
     return region(torch.ones(1)).tolist()
 
 
+class _Pair(tuple[int, int]):
+    """A tuple with attributes, as the calls that `unittest.mock` keeps are."""
+
+    def __new__(cls, a: int, b: int) -> _Pair:
+        return tuple.__new__(cls, (a, b))
+
+    def __init__(self, a: int, b: int) -> None:
+        self.total: Any = a + b
+
+
+class _Few(frozenset[int]):
+    def __init__(self, *args: Any) -> None:
+        self.total: Any = len(self)
+
+
+def attributes_of_what_is_immutable(wrap: Wrap) -> Any:
+    kept: dict[str, Any] = {"list": []}
+
+    def f(x: Any) -> Any:
+        pair, few = _Pair(1, 2), _Few([3])
+        few.total = x.sum()
+        kept["pair"] = pair
+        kept["list"].append({"few": (few,)})
+        return x * 2, pair, few
+
+    region, found = wrap(f), []
+    for _ in range(3):
+        x, pair, few = region(torch.ones(2))
+        last = kept["list"][-1]["few"][0]
+        found += [x.tolist(), type(pair), pair, pair.total, few, few.total.item()]
+        found += [last is few, last.total.item(), kept["pair"] is pair]
+    return found
+
+
+def a_mock_is_called(wrap: Wrap) -> Any:
+    mocked = unittest.mock.Mock(return_value=2)
+    region = wrap(lambda x: x * mocked(3))
+    got = [region(torch.ones(1)).item() for _ in range(3)]
+    return got, mocked.call_count, str(mocked.call_args), len(mocked.call_args_list)
+
+
 PROGRAMS = (
+    attributes_of_what_is_immutable,
+    a_mock_is_called,
     what_none_is,
     cache_with_a_keyword,
     cache_of_another_specialization,

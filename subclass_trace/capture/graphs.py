@@ -19,6 +19,7 @@ import torch.fx as fx
 
 from ..plan.descriptors import AnyDescriptor, Effect
 from ..torch_api.graphs import graph_module
+from ..torch_api.numbers import PYTHON_CLASSES, as_torch_symbol
 from ..torch_api.operators import OpOverload, op_schema
 from ..torch_api.repairs.recurrent import keep_workspaces
 from .effects import is_collective, is_kept
@@ -201,12 +202,14 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "custom")
 
 
 def _tell_origins(graph: fx.Graph) -> None:
-    """Turn recorded frames into text; a backward node is told the origin of its forward node (by
-    ``seq_nr``)."""
+    """Turn recorded frames into text, and numbers of the region into torch's symbols; a backward
+    node is told the origin of its forward node (by ``seq_nr``)."""
     cache: dict[Any, str] = {}
     of_sequence: dict[int, dict[str, Any]] = {}
     for node in graph.nodes:
         meta = node.meta
+        if type(number := meta.get("val")) in PYTHON_CLASSES:  # inductor would fix one of ours
+            meta["val"] = as_torch_symbol(number)
         if frames := meta.pop("frames", None):
             if frames not in cache:
                 cache[frames] = "".join(_frame_text(code, line) for code, line in reversed(frames))

@@ -177,8 +177,13 @@ ROUTES: dict[str, tuple[Route, str]] = {
     # ---- Python state
     "class-changed": (Route.DYNAMO, "an attribute of a class, set"),
     "object-changed": (Route.DYNAMO, "a change of an object that cannot be taken back"),
+    "own-namespace": (
+        Route.EAGER,
+        "an attribute set of an object whose `__dict__` is no plain dict (`self.__dict__ = self`)",
+    ),
     "memory-of-an-array": (Route.EAGER, "a tensor over the memory of a numpy array"),
     "function-handed-out": (Route.EAGER, "a function that the region makes, handed out"),
+    "iterator-handed-out": (Route.EAGER, "a generator, coroutine or iterator, handed out"),
     "object-handed-out": (Route.DYNAMO, "a new object that no other call can make again"),
     "computed-key": (Route.DYNAMO, "a key of a dict that is computed"),
     "context-variable-set": (Route.DYNAMO, "a `ContextVar`, set"),

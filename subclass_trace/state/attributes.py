@@ -474,6 +474,16 @@ def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
         vars(o) if is_a(o, torch.Tensor) else None if is_a(o, THREAD_LOCAL) else instance_dict(o)
     )
     data = member is not MISSING and has(type(member), "__set__")
+    if space is not None and type(space) is not dict:
+        rec.refuse(
+            SideEffectError(
+                "the region sets an attribute of an object whose __dict__ is a "
+                f"{type(space).__qualname__}",
+                code="own-namespace",
+                path=f"{rec.place_of(o)}.{name} at {user_line()}",
+                fix="write a __getattr__ and a __setattr__ instead of self.__dict__ = self",
+            )
+        )
     if space is not None and not data:
         rec.write_names(o, space, name)
     elif type(member) is types.MemberDescriptorType and not is_immutable(member.__objclass__):

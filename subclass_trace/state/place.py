@@ -108,9 +108,10 @@ GONE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueE
 def of_instance(o: Any, name: str) -> Any:
     """In the ``__dict__`` of an object, past any property."""
     try:
-        return object.__getattribute__(o, "__dict__").get(name, MISSING)
+        held = object.__getattribute__(o, "__dict__")
     except AttributeError:
         return MISSING
+    return dict.get(held, name, MISSING) if is_a(held, dict) else MISSING
 
 
 def by_class(o: Any, name: str) -> Any:

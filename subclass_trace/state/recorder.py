@@ -433,7 +433,7 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return held if type(held) is dict else None
+    return held if is_a(held, dict) else None
 
 
 def slot(member: Any, value: Any) -> Any:

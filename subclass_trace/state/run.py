@@ -8,6 +8,7 @@ back afterwards, whatever happens.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -40,6 +41,8 @@ from .side_effects import Recipes, printed, side_effects
 from .unread import unread_arguments
 from .values import MISSING
 from .writes import Table, Written
+
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class _Run(Caller):
@@ -188,11 +191,22 @@ class StateRun(_Run):
         with no_garbage_collection():
             return self._run(args, kwargs)
 
+    def _refuse_suspended(self) -> None:
+        """Raise for a function of which a call runs nothing yet."""
+        code = getattr(getattr(self.function, "__func__", self.function), "__code__", None)
+        if getattr(code, "co_flags", 0) & _SUSPENDED:
+            raise SideEffectError(
+                "the function is a coroutine or a generator, of which a call runs nothing yet",
+                code="iterator-handed-out",
+                fix="compile a function that it calls",
+            )
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipes:
         self.flags.start()
         flags: list[SideEffect] = []
         try:
             if self.follows:
+                self._refuse_suspended()
                 self.on()
                 result = self.call(self.function, *args, **kwargs)
             else:

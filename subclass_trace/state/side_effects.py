@@ -25,7 +25,7 @@ from ..torch_api.operators import OpOverload
 from ..torch_api.owners import Owner, owner_of_file
 from ..torch_api.wrappers import is_numpy_scalar
 from .containers import Containers
-from .kinds import SYMBOLS, VALUES
+from .kinds import ITERATORS, SYMBOLS, VALUES
 from .place import Place
 from .rows import Row
 from .values import MISSING, factory_of, items_of, same_keys, short, solid_base
@@ -43,6 +43,7 @@ _CONSTANT_KINDS = (
     torch.Generator,
 )
 _FUNCTIONS = (types.FunctionType, functools.partial)
+_SUSPENDED = (*ITERATORS, types.AsyncGeneratorType)
 _CONSTANT_KEYS = (*_CONSTANT_KINDS, types.FunctionType, types.MethodType)
 
 
@@ -145,8 +146,12 @@ class Recipes:
         if not known:  # as of a generator
             raise SideEffectError(
                 f"the region hands out a {cls.__qualname__} that no other call can rebuild",
-                # Dynamo's closes over its fake tensors
-                code="function-handed-out" if cls in _FUNCTIONS else "object-handed-out",
+                # Dynamo's closes over its fake tensors, or is another one
+                code="function-handed-out"
+                if cls in _FUNCTIONS
+                else "iterator-handed-out"
+                if cls in _SUSPENDED
+                else "object-handed-out",
                 path=path,
                 expected="tensors, numbers, containers, objects with all state in their __dict__",
                 got=f"a {cls.__qualname__}, which holds state of its own",

@@ -31,7 +31,7 @@ def namespace_of(value: Any) -> dict[str, Any] | None:
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return held if type(held) is dict else None
+    return held if isinstance(held, dict) else None
 
 
 def is_heap_type(cls: type) -> bool:

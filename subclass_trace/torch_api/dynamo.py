@@ -97,12 +97,16 @@ def _run_failures_eagerly() -> None:
 
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = getattr(_here, "failures_run_eagerly", False)
+        # Dynamo takes it for sure that no hook comes later
+        hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
         try:
-            return original(self, frame, *args, **kwargs)
+            with hooks if ours else contextlib.nullcontext():
+                return original(self, frame, *args, **kwargs)
         except Exception as error:
             fault = isinstance(error, (InternalTorchDynamoError, TorchRuntimeError))
             fault = fault or (isinstance(error, AssertionError) and is_of_dynamo(error))
-            if not fault or not getattr(_here, "failures_run_eagerly", False):
+            if not fault or not ours:
                 raise
             kind, line = type(error).__name__, next(iter(str(error).splitlines()), "")
             line = line if line.startswith(kind) else f"{kind}: {line}"

@@ -12,6 +12,7 @@ import gc
 import inspect
 import os
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -50,6 +51,7 @@ _CHANGES = frozenset(
         "update",
     }
 )
+_WEAK_SET = weakref.WeakSet.add.__code__.co_filename
 _STORES = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "STORE_DEREF", "DELETE_")
 
 
@@ -132,6 +134,10 @@ def _draws_for_numpy(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     return any(getattr(f, "__module__", None) == "torch._numpy.random" for f in functions)
 
 
+def _adds_weakly(graph: torch.fx.GraphModule, codes: Codes) -> bool:
+    return any(code.co_filename == _WEAK_SET and code.co_name in _CHANGES for code in codes)
+
+
 def _is_coroutine(graph: torch.fx.GraphModule, codes: Codes) -> bool:
     asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
     return any(code.co_flags & asynchronous for code in codes)
@@ -143,6 +149,7 @@ DYNAMO_FAULTS: dict[str, Callable[[torch.fx.GraphModule, Codes], bool]] = {
     "functools.lru_cache keeps results, and Dynamo runs the function again": _calls_cached,
     "a random.Random object is drawn from, whose state Dynamo forgets": _draws_from_objects,
     "numpy.random is drawn from, for which Dynamo draws of torch's generator": _draws_for_numpy,
+    "a WeakSet is written, which then loses what the frame has made": _adds_weakly,
     "it is a coroutine, for whose compiled code Dynamo writes past the frame": _is_coroutine,
     "Dynamo ignores the derivative of a Function in torch.func": _transforms_custom_function,
 }

@@ -321,3 +321,22 @@ def test_inductor_runs_what_a_kernel_of_torch_keeps_for_its_backward() -> None:
         (y := run(x)[0]).square().sum().backward()
         found.append([y, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_inductor_takes_a_number_that_changes(grad: bool) -> None:
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.k += 1
+            return x.sin() * self.k
+
+    module = Counted()
+    region = st.compile(module, backend="inductor", frontend="trace")
+    x = torch.ones(2, 3, requires_grad=grad)
+    for k in range(1, 6):
+        torch.testing.assert_close(region(x), x.sin() * k)
+    assert len(region.specializations) == 2

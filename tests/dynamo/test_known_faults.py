@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,9 +149,45 @@ async def all_of(given: Any) -> list[Tensor]:
     "compiler",
     [functools.partial(st.compile, frontend="auto"), functools.partial(torch.compile, backend="subclass_trace")],
 )
+@pytest.mark.filterwarnings("ignore")
 def test_coroutines_run_eagerly(compiler: Any, function: Any) -> None:
     """Dynamo's code for one overwrites what lies behind its frame, with any back end."""
     region, x = compiler(function), torch.ones(2)
     for _ in range(3):
         found, expected = (asyncio.run(all_of(f(x))) for f in (region, function))
         assert [y.tolist() for y in found] == [y.tolist() for y in expected]
+
+
+class Made:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_added_to_a_weak_set_stays() -> None:
+    def found(wrap: Callable[[Any], Any]) -> list[Any]:
+        seen, keep = weakref.WeakSet[Made](), list[Made]()
+
+        def f(x: Tensor) -> Tensor:
+            made = Made()
+            keep.append(made)
+            seen.add(made)
+            return x * len(seen)
+
+        region = wrap(f)
+        return [[region(torch.ones(1)).item(), len(seen), len(keep)] for _ in range(5)]
+
+    assert found(functools.partial(st.compile, frontend="auto")) == found(lambda f: f)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hook_that_comes_after_the_hand_over_is_called() -> None:
+    def found(wrap: Callable[[Any], Any]) -> list[float]:
+        layer, values = torch.nn.ReLU(), []
+        region = wrap(lambda x: refused(layer(x)))
+        for call in range(4):
+            if call == 2:
+                layer.register_forward_hook(lambda module, args, out: out * 2)
+            values.append(region(torch.ones(1)).item())
+        return values
+
+    assert found(functools.partial(st.compile, frontend="auto")) == found(lambda f: f)

@@ -26,8 +26,7 @@ def used() -> set[str]:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "code":
-                wanted = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
-                found |= {n.value for n in wanted if isinstance(n, ast.Constant)}
+                found |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
     from subclass_trace.capture.diagnostics import MEMORY
 
     return found | {row[1] for row in MEMORY.values()}

@@ -21,6 +21,11 @@ class Attr(dict):
     __getattr__ = dict.__getitem__
     __setattr__ = dict.__setitem__
     __delattr__ = dict.__delitem__
+class Itself(dict):
+    def __init__(self, **items): super().__init__(**items); self.__dict__ = self
+class Plain: pass
+class Names(dict): pass
+def with_names(**items): o = Plain(); o.__dict__ = Names(items); return o
 class Called(dict):
     __call__ = dict.__getitem__
     __contains__ = dict.get
@@ -53,12 +58,19 @@ class Setting(object):
     __getattr__ = lambda s, n: object.__getattribute__(s, "held")[n]
 """
 
-#: what makes the object, and what a call does with it; an expression of x, o
-PROGRAMS = {
+#: what makes the object; what a call does with it; what changes it between two calls
+PROGRAMS: dict[str, tuple[str, ...]] = {
     "attributes are items": ("Attr(n=1)", "o.n = o.n + 1; y = x * o.n"),
     "an attribute is deleted": ("Attr(n=1)", "o.t = 3; y = x * o.t; del o.t"),
     "a tensor is set": ("Attr(n=1)", "o.last = x.sum(); y = x * o.last"),
     "object's own way past it": ("Attr(n=1)", "object.__setattr__(o, 'm', o.n); o.n += 1; y = x * vars(o)['m']"),
+    "its own namespace": ("Itself(k=1)", "y = x * o.k", "o.k += 4"),
+    "its own namespace, by item": ("Itself(k=1)", "y = x * o['k'] + o.k", "o['k'] += 4"),
+    "its own namespace, written": ("Itself(k=1)", "o.k += 1; o['z'] = o.k; y = x * o.k", "o.k += 4"),
+    "its own namespace, an item written": ("Itself(k=1)", "o['k'] += 1; y = x * o.k", "o.k += 4"),
+    "its own namespace, a tensor": ("Itself(k=torch.ones(2))", "y = x * o.k", "o.k = torch.ones(2) * 5"),
+    "a namespace of a class": ("with_names(k=1)", "y = x * o.k", "o.k += 4"),
+    "a namespace of a class, written": ("with_names(k=1)", "o.k += 1; y = x * o.k", "o.k += 4"),
     "an item that is called": ("Called(a=2.0)", "o['a'] += 1; y = x * o('a')"),
     "get for in": ("Called(a=0.0)", "o['a'] += 'a' in o; y = x + o['a']"),
     "static, called": ("Static()", "y = x * o(1, 2)"),
@@ -89,7 +101,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
 def test_it_is_as_in_eager_mode(name: str) -> None:
-    made, body = PROGRAMS[name]
+    made, body, *outside = PROGRAMS[name]
 
     def run(wrap: Callable[[Any], Any]) -> list[Any]:
         space: dict[str, Any] = {}
@@ -98,6 +110,7 @@ def test_it_is_as_in_eager_mode(name: str) -> None:
         for call in range(4):
             if call == 2:
                 space["CFG"]["n"] += 5
+                exec("".join(outside), space)
             found.append(region(torch.ones(2)).tolist())
             o = space["o"]
             held = dict.copy(o) if isinstance(o, dict) else list(list.__iter__(o)) if isinstance(o, list) else None

@@ -20,13 +20,17 @@ def strings(node: ast.AST) -> set[str]:
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
+def _ends(node: ast.expr) -> list[ast.expr]:
+    return [*_ends(node.body), *_ends(node.orelse)] if isinstance(node, ast.IfExp) else [node]
+
+
 def used() -> set[str]:
     """What stands in the package as ``code=``; the table of methods that need memory holds its codes second."""
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "code":
-                found |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
+                found |= {n.value for n in _ends(node.value) if isinstance(n, ast.Constant)}
     from subclass_trace.capture.diagnostics import MEMORY
 
     return found | {row[1] for row in MEMORY.values()}

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .operands import MODULES, Operands
+from .operands import MODULES, SPREAD, Operands
+from .probes import leaves
 from .render import program
 from .subject import Subject
 
@@ -99,6 +100,9 @@ class Evidence:
 
     def __init__(self, subject: Subject, operands: Operands) -> None:
         self.subject, self.operands = subject, operands
+        kinds = {v.dtype for v in leaves(operands.shared["x"])} - {torch.bool, torch.int64}
+        exact = kinds == {torch.float64} and subject.tolerance == Subject.tolerance
+        self.tolerance = (1e-9, 1e-9) if exact else subject.tolerance
 
     def used(self, call: Call) -> frozenset[str]:
         """The operands of a call."""
@@ -111,7 +115,7 @@ class Evidence:
     def setup(self, call: Call) -> list[str]:
         """Imports and operands."""
         imports = [line for n, line in MODULES.items() if n in call.names and n != "torch"]
-        seed = "torch.manual_seed(0); " if self.subject.random else ""
+        seed = f"torch.manual_seed({SPREAD}); " if self.subject.random else ""
         lines = self.operands.lines.items()
         return [*imports, *(f"{seed}{n} = {line}" for n, line in lines if n in call.names)]
 

@@ -93,6 +93,27 @@ class Memory(Evidence):
             sides, looks = ("they are written", "they are as before"), (f"leaves({n})", "before")
             raise self.found(call, "ST331", APART, sides, steps, looks)
 
+    def apart(self: Any, call: Call, first: Any, second: Any) -> None:
+        """What two calls give shares no memory, unless it is that of the operands."""
+        given = set[int]().union(*(storages(self.operands.shared[n]) for n in self.used(call)))
+        for k, (a, b) in enumerate(zip(flat(first), flat(second), strict=False)):
+            if storages(a) & storages(b) <= given:
+                continue
+            t, kept = self.script(call), item("first", first, k)
+            steps = [*self.body(call, "first"), f"before = [v.clone() for v in leaves({kept})]"]
+            steps += [*self.body(call, "second"), f"{item('second', second, k)}.zero_()"]
+            try:
+                with torch.no_grad():
+                    t.do(*steps)
+                same = t.value(f"same(leaves({kept}), before)")
+            except Exception:  # it cannot be written
+                continue
+            if not same:
+                what, sides = "a result is not written by the next call", ("written", "as it was")
+                raise self.of_lines(
+                    call, "ST331", what, sides, t.lines, (f"leaves({kept})", "before")
+                )
+
     def _reached(self: Any, call: Call, name: str, k: int) -> bool:
         """Does a write to a result change an operand? Tried on new operands."""
         try:
@@ -121,6 +142,11 @@ class Memory(Evidence):
                 look = "got.stride()", "expected.stride()"
                 steps = self.against_dense(call, "got")
                 raise self.found(call, "ST613", "strides as of a dense tensor", sides, steps, look)
+
+
+def storages(x: Any) -> set[int]:
+    """The memory of a tensor."""
+    return {v.untyped_storage().data_ptr() for v in probes.leaves(x) if v.numel()}
 
 
 def pointers(x: Any) -> list[int]:

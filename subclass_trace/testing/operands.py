@@ -120,6 +120,7 @@ class Operands:
         told: a context is equal to its copy: else that is ST106, and none are compared.
         variants: instances like ``y`` with another constant of the factory.
         unlike: such instances of other sizes or names.
+        infinite: there are infinities in ``x``.
         same_context: the source of ``y`` with the context of ``x``, if the factory has another one.
     """
 
@@ -163,6 +164,7 @@ class Operands:
         self._plain(self.shared["x"])
         self.agree = self.judged and self.project(self.shared["x"]).dtype == self.shared["x"].dtype
         self.dense = {name: self._dense_of(name) for name in self.wrappers}
+        self.infinite = bool(self.dense["x"].isinf().any())
 
     # ---- how they are written
     def _wrapper(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
@@ -261,7 +263,7 @@ class Operands:
 
     def _made(self, code: CodeType) -> Any:
         if self.subject.random:
-            torch.default_generator.manual_seed(0)
+            torch.default_generator.manual_seed(SPREAD)
         return eval(code, self.base)
 
     @contextlib.contextmanager

@@ -217,7 +217,7 @@ def _cause(number: int, cause: Cause) -> list[str]:
     if len(head.calls) > 1:
         others = [_one_line(c) for c in head.calls if c != head.failure.call]
         lines.append(
-            f"The same in {len(others)} other calls: "
+            f"The same in {len(others)} other call{'s' * (len(others) > 1)}: "
             f"{'; '.join(others[:8])}{' ...' * (len(others) > 8)}"
         )
     if cause.others:

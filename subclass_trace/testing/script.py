@@ -26,7 +26,7 @@ import torch
 
 from . import probes
 from .evidence import Failure, shown
-from .operands import NoOperands, Operands
+from .operands import SPREAD, NoOperands, Operands
 from .render import HELPERS, both_sides, named_operations
 from .subject import Subject
 
@@ -275,7 +275,7 @@ class Script:
 
     def _exec(self, source: str) -> None:
         if self.subject.random:
-            torch.default_generator.manual_seed(0)
+            torch.default_generator.manual_seed(SPREAD)
         exec(_code(source), self.names)
 
     def _failure(self, what: str, got: str, expected: str) -> Failure:
@@ -299,7 +299,9 @@ def on(expression: str, op: str) -> str:
 
 def _said(error: BaseException) -> str:
     """The first line of a message, and the next one if the first only announces it (as Dynamo's
-    do)."""
+    do), or what Dynamo got."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = 2 if lines and lines[0].endswith(":") else 1
-    return f"{type(error).__name__}: {' '.join(lines[:count])[:300]}"
+    inside = re.search(r": got (\w+\(.*)", str(error))
+    said = inside[1] if inside else " ".join(lines[:count])
+    return f"{type(error).__name__}: {said[:300]}"

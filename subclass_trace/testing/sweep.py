@@ -91,6 +91,7 @@ class Sweep(Contexts):
         self.result = Swept() if result is None else result
         self.judge = Judge(subject, operands)
         self.types: dict[tuple[Any, ...], list[tuple[Call, Ran, type]]] = {}
+        self.kept: list[tuple[Call, Any]] = []
 
     def attempt(self, call: Call, deep: bool = True) -> None:
         """Judge a call, and note what came of it."""
@@ -115,6 +116,7 @@ class Sweep(Contexts):
             stored = "pickle" in call.text or call.rule == "ST507"
             if not stored or self._pickles():
                 self.result.refused.setdefault(call.text, error.args[0])
+            found = self._after_refusal(call)
         except Exception as error:  # of the class, where its result is looked at
             what = "its result can be looked at"
             found = self._raised(call, call.rule, what, f"{type(error).__name__}: {error}")
@@ -122,14 +124,18 @@ class Sweep(Contexts):
         if after != ambient:
             set_torch_state(ambient)
             found = self._moved(call, ", ".join(STATE), ambient, after)
-        if not draws and not drawn.equal(torch.get_rng_state()) and found is None:
-            found = self._moved(call, "torch.initial_seed(), torch.get_rng_state()", "", "another")
+        seeded = torch.initial_seed() != SPREAD
+        if (seeded or not (draws or drawn.equal(torch.get_rng_state()))) and found is None:
+            look = "torch.initial_seed(), torch.get_rng_state()"
+            found = self._moved(call, look.split(",")[0] if seeded else look, "", "another")
+        torch.default_generator.manual_seed(SPREAD) if seeded else None
         if found is not None:
             backward = self.judge.seen.names if found.rule.startswith("ST40") else frozenset()
             self.note(found, dense.operations.union(backward))
         elif ran is not None:
             self.result.right[call.text] = dense.operations
             self.result.passed[call.rule] += 1
+            self.kept += [(call, ran.out)] * (call.text in CORE)
             self._remember(call, ran, dense)
 
     def note(self, found: Failure, operations: frozenset[str] = frozenset()) -> None:
@@ -156,6 +162,9 @@ class Sweep(Contexts):
         """Calls that say nothing about this class."""
         x = self.operands.shared["x"]
         if call.rule not in ("ST514", "ST515"):
+            if "_(c, -torch.inf)" in call.text:  # codes have no infinities
+                codes = [v for v in probes.leaves(x) if not v.is_floating_point()]
+                return self.subject.tolerance[0] > 1e-2 or any(v.dtype != torch.bool for v in codes)
             return x.is_complex() and "float64" in call.text
         try:
             if call.rule == "ST515":
@@ -182,7 +191,8 @@ class Sweep(Contexts):
         grad = [
             f"{n}.requires_grad_()" for n in judge.wrapped(call) if shared[n].is_floating_point()
         ]
-        steps = [*grad * call.expression, f"before = {look}", *judge.body(call, "z")]
+        seeds = ["torch.manual_seed(1)"] * ("seed" in look)
+        steps = [*grad * call.expression, *seeds, f"before = {look}", *judge.body(call, "z")]
         steps += ["z.sum().backward()"] * bool(judge.seen.functions and call.expression)
         what, looks = "an operation leaves torch's global state alone", (f"({look})", "before")
         return judge.found(call, "ST319", what, (after, before), steps, looks)
@@ -211,25 +221,30 @@ class Sweep(Contexts):
                     found = self.judge.found(call, "ST312", what, (kind, cls), steps, look)
                     self.note(found, dense.operations)
 
-    def after_refusals(self, calls: dict[str, Call]) -> None:
-        """A call that is refused changes nothing of those after it."""
-        judge, right = self.judge, [calls[text] for text in CORE if text in self.result.right]
-        refusals = [calls[t] for t in self.result.refused if calls[t].expression]
-        for call, refused in zip(right, refusals, strict=False):
-            writes = "_(" in call.text
-            with contextlib.suppress(Exception), torch.no_grad():
-                before = judge.run(call, judge.given(call, writes)).out
-                with contextlib.suppress(Exception):
-                    judge.run(refused, judge.given(refused, True))
-                after = judge.run(call, judge.given(call, writes)).out
-                if judge.alike(before, after) or self.subject.random:
-                    continue
-                both = call_of(f"{call.text}; {refused.text}", "ST311")
-                steps = [f"expected = {call.text}", f"try: {refused.text}"]
-                steps += ["except Exception: pass", f"got = {call.text}"]
-                look = judge.projected("got", after), judge.projected("expected", before)
-                what, sides = "the same after a call that was refused", (after, before)
-                self.note(judge.found(both, "ST311", what, sides, steps, look))
+    def _after_refusal(self, refused: Call) -> Failure | None:
+        """A call that is refused changes nothing of those after it: of one that was right before,
+        each in turn."""
+        if not self.kept or self.subject.random:
+            return None
+        judge, (call, before) = self.judge, self.kept[len(self.result.refused) % len(self.kept)]
+        tried = refused.text.replace("\n", "\n    ")
+        steps = [f"expected = {call.text}", f"try: {tried}", "except Exception: pass"]
+        steps, what = [*steps, f"got = {call.text}"], "the same after a call that was refused"
+        look: tuple[str, str] | None = None
+        try:
+            judge.unchanged(refused, False)
+            with torch.no_grad():
+                after = judge.run(call, judge.given(call, "_(" in call.text)).out
+            if judge.alike(before, after):
+                return None
+            look = judge.projected("got", after), judge.projected("expected", before)
+            look = look if type(after) is type(before) else ("type(got)", "type(expected)")
+        except Failure:  # it changes its operands: so do others
+            return None
+        except Exception as error:
+            after = f"{type(error).__name__}: {error}"
+        both = call_of(f"{call.text}\n{refused.text}", "ST311")
+        return judge.found(both, "ST311", what, (after, before), steps, look)
 
 
 # ---- all of it
@@ -306,7 +321,6 @@ def _swept(subject: Subject, rounds: int) -> Swept:
             tell(call.text)
         sweep.attempt(call)
     sweep.types_agree()
-    sweep.after_refusals({c.text: c for c in calls})
     result.limited = sweep.judge.limited
     result.passed.update(sweep.judge.passed)
     _judge_refusals(sweep, {c.text: c for c in calls})
@@ -374,8 +388,9 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
         finally:
             moved = torch_state() != ambient  # that is a finding of the call alone
             set_torch_state(ambient)
-        if moved or ("nan" in text and not operands.dense["x"].isnan().any()):
-            continue  # (of integers there is no NaN inside)
+        marks = operands.dense["x"].isnan() if "nan" in text else operands.dense["x"].isinf()
+        if moved or (text in VALUES[1:] and not marks.any()):
+            continue  # (integers have none, nor a class that rounds)
         other = Sweep(subject, operands, Swept(failures=result.failures))
         if not operands.fits:
             if operands.shape in EMPTY and sweep.operands.fits:
@@ -387,7 +402,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
                 ops.lines["x"], operands.lines["x"], ops.shared["x"], operands.shared["x"]
             )
         other.rebuilt(operands.lines["x"], operands.shared["x"])
-        also = STATISTICS if "_(" in text else NANS if text in VALUES else ()
+        also = STATISTICS if "_(" in text or "inf" in text else NANS if text in VALUES else ()
         every = [(c, False) for c in left if c.text in CORE or c.text in also]
         fit = left if "r" in operands.lines else [c for c in left if c.text in FLAT]
         drawn = random.Random(number).sample(fit, min(SAMPLE * (text not in VALUES), len(fit)))
@@ -410,7 +425,7 @@ def _elsewhere(
         state = replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
         yield text, functools.partial(operands_of, state)
     # (NaN may be the mark of what means nothing)
-    for text in VALUES[: 2 if subject.valid is None else 1] if subject.floating else ():
+    for text in VALUES[: 3 if subject.valid is None else 2] if subject.floating else ():
         make = _GAP.sub(functools.partial(_around, text), subject.make)
         yield text, functools.partial(operands_of, replace(subject, make=make))
     dtype = (*subject.floating, *subject.dtypes)[0]
@@ -430,7 +445,8 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
     result, subject = sweep.result, sweep.subject
     known = frozenset[str]().union(*result.right.values())
     share = len(result.right) / max(1, len(result.right) + len(result.refused))
-    never = never_done(subject.cls, result.refused, result.right)
+    tried = {f.call for found in result.failures.values() for f in found}.union(result.right)
+    never = never_done(subject.cls, result.refused, tried)
     for text, refusal in result.refused.items():
         call = calls[text]
         dense = sweep.judge.dense(call)
@@ -439,7 +455,8 @@ def _judge_refusals(sweep: Sweep, calls: dict[str, Call]) -> None:
         means = share >= ALL_OF_THEM or named or bool(operations and operations <= known)
         meant = refusal.blunder or (refusal.accident and means) or text in never
         rule = "ST320" if text in subject.programs else "ST317" if meant else ""
-        rule = call.rule if call.rule in MUST else rule
+        rule = call.rule if call.rule in MUST or "swap_tensors" in text else rule
+        rule = "ST401" if rule and "have a grad_fn" in refusal.said else rule
         if rule:
             what = f"`{text}` works, as on dense tensors"
             sweep.note(sweep._raised(call, rule, what, refusal.said), operations)

@@ -197,7 +197,10 @@ def linear_by(formula):
     def above(cls, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
             plain = len(args) == 2 and isinstance(args[1], cls) and args[0].dim() > 1 and args[0].is_floating_point()
-            return formula.apply(*args) if func is F.linear and plain else func(*args, **(kwargs or {}))
+            if func is not F.linear or not plain:
+                return func(*args, **(kwargs or {}))
+            with torch.autocast("cpu", enabled=False):
+                return formula.apply(*args)
 
     return above
 

@@ -44,7 +44,7 @@ def let_go(t: Script) -> None:
     Passes: `cls(func(x.data_), x.scale)`.
     Fails: `out.source = x`, or `CACHE[id(x)] = x`.
     """
-    t.wrapper("x")
+    x = t.wrapper("x")
     t.require("import gc, weakref")
 
     def steps(op: str) -> None:
@@ -56,9 +56,19 @@ def let_go(t: Script) -> None:
         t.run("if alive() is not None: gc.collect()")
         t.expect("alive() is None", "True", "the operand can go")
 
+    def with_history(op: str) -> None:
+        t.wrapper("x", grad=True)
+        t.require(f"p = {t.operands.lines['p']}\ny = {op}")
+        t.require("alive = weakref.ref(y)")
+        t.run("del y")
+        t.expect("alive() is None", "True", "its history does not keep a result alive")
+
     t.each(_MAKES, steps, "it refuses all")
+    if x.is_floating_point():
+        t.each(_TRAINS, with_history, "it refuses all")
 
 
+_TRAINS = ("torch.nn.functional.linear(p, x)", "x * p", "x.exp()", "x.sum()", "x.relu()")
 #: calls of x alone whose results are no views
 _MAKES = (
     *(

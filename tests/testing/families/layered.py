@@ -95,12 +95,14 @@ class Lora(torch.Tensor):
 
 class Product(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
         return x @ w.base.t() + (x @ w.down.t()) @ w.up.t() * w.strength
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
@@ -177,12 +179,14 @@ def _mm(func, a, b):
 
 class Product(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
         return Float8.quantize(x).mm(weight.t())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         to_x = grad @ weight.dequantize() if ctx.needs_input_grad[0] else None

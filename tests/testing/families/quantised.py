@@ -176,6 +176,7 @@ class Weight(torch.Tensor):
 
 class Linear(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, x, w, bias):
         ctx.save_for_backward(x, w)
         out = x @ w.dequantize().t()
@@ -183,6 +184,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
         g, flat = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])

@@ -129,6 +129,7 @@ def _copy(func, x, y, non_blocking=False):
 
 class Product(torch.autograd.Function):
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx, x, w, bias):
         ctx.save_for_backward(x, w)
         out = x @ w.dequantize().t()
@@ -136,6 +137,7 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])

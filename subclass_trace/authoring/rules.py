@@ -245,10 +245,21 @@ def _unlisted(cls: type[Any], func: Any, default: Run) -> Run:
         )
     if func is aten.copy_.default and (family is None or family.rule is None):
         exact = family is not None or not _shares_parts(cls)
-        return copy_into(
-            cls, func, default if cls._wrapper_default in DENSE_DEFAULTS else serves, exact
-        )
+        return copy_into(cls, func, _by_source(cls, serves, default), exact)
     return same_geometry(cls, func, serves) if func is aten.as_strided.default else serves
+
+
+def _by_source(cls: type[Any], serves: Run, default: Run) -> Run:
+    """copy_ of something else: of a dense tensor, into each inner tensor only where these are
+    parallel. (Elsewhere it would be taken for the scale, the mask, the imaginary part.)"""
+    if cls._wrapper_default in DENSE_DEFAULTS:
+        return default
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        parallel = cls._wrapper_default == "per_inner" or isinstance(args[1], cls)
+        return (serves if parallel else default)(args, kwargs)
+
+    return run
 
 
 def _decomposed(func: Any, default: Run) -> Run:

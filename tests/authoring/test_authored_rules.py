@@ -413,3 +413,21 @@ def test_a_later_family_and_a_rule_come_first() -> None:
         return x.replace(scale=torch.tensor(7.0))
 
     assert (x * 3).scale.item() == 7
+
+
+class Polar(st.WrapperTensor, default="refuse"):
+    """Inner tensors that mean different things."""
+
+    size_: torch.Tensor
+    angle_: torch.Tensor
+
+
+Polar.implements_per_inner(aten.copy_.default)
+
+
+def test_a_dense_tensor_is_copied_into_each_inner_tensor_only_where_these_are_parallel() -> None:
+    x, y = Polar(torch.ones(2), torch.zeros(2)), Polar(torch.full((1,), 3.0), torch.ones(1))
+    with pytest.raises(st.errors.RuleError):
+        x.copy_(torch.full((2,), 5.0))
+    assert x.angle_.tolist() == [0, 0]
+    assert x.copy_(y) is x and x.size_.tolist() == [3, 3] and x.angle_.tolist() == [1, 1]

@@ -86,7 +86,8 @@ WORKSPACE = {}
 def ReusesItsWorkspace(cls, right, func, args, kwargs):
     """The next call writes into the result of the last one."""
     out = right(func, args, kwargs)
-    out.data_ = WORKSPACE.setdefault((func, out.shape, out.dtype, out.device), out.data_).copy_(out.data_)
+    whole = WORKSPACE.setdefault((out.shape, out.dtype, out.device), out.data_.clone())
+    out.data_ = whole.copy_(out.data_).view(out.shape)
     return out
 
 

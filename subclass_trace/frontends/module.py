@@ -31,6 +31,7 @@ from ..errors import UnsupportedError
 from ..options import Options
 from ..runtime.frozen import Freezer
 from ..torch_api.hooks import (
+    CALL_WITH_HOOKS,
     are_hooks_on_all_modules,
     call_with_hooks,
     is_of_fsdp,
@@ -143,7 +144,6 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _CALL: Any = torch.nn.Module.__call__
-_CALL_IMPL = torch.nn.Module._call_impl.__code__
 
 
 def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ class _Forward:
             return self._compiled
         if "forward" not in vars(region):
             return types.MethodType(self._compiled, region)
-        if sys._getframe(1).f_code is _CALL_IMPL:
+        if sys._getframe(1).f_code is CALL_WITH_HOOKS:
             return functools.partial(_forward, region)
         return vars(region)["forward"]
 

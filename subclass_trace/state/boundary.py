@@ -107,10 +107,9 @@ def kind_of(code: types.CodeType) -> str:
         return ENTER
     if code.co_name == "wrapper" and code.co_filename.endswith(_FUNCTION):  # `once_differentiable`
         return ENTER
-    if _IN_SEQUENCE.intersection((code.co_name, *code.co_freevars)) and code.co_filename.endswith(
-        _CHECKPOINT
-    ):
-        return ENTER
+    if code.co_filename.endswith(_CHECKPOINT):
+        named = _IN_SEQUENCE.intersection((code.co_name, *code.co_freevars))
+        return ENTER if named else TORCH
     return kind_of_file(code.co_filename)
 
 

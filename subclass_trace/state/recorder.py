@@ -80,6 +80,7 @@ class StateRecorder:
         self.copies: list[tuple[Any, list[Any]]] = []  # of containers, for C code: what they hold
         self.owners: dict[int, Any] = {}  # id of the dict of an object -> the object
         self.lookups: dict[tuple[type, str], Any] = {}
+        self._specials: dict[tuple[type, str], tuple[Any, Any]] = {}
         self.walked: set[int] = set()
         self.made: dict[int, type] = {}  # classes
         self.plain: dict[int, tuple[Any, int]] = {}  # id of a container of atoms -> it, its length
@@ -354,7 +355,11 @@ class StateRecorder:
 
     def special(self, cls: type, name: str) -> Any:
         """The special method of a class, which is read: a function of Python's, or C code."""
-        return as_function(self.lookup(cls, name), cls, name)
+        value, key = self.lookup(cls, name), (cls, name)
+        known = self._specials.get(key)
+        if known is None or known[0] is not value:
+            known = self._specials[key] = value, as_function(value, cls, name)
+        return known[1]
 
     def _of_made(self, cls: type, name: str, value: Any) -> Any:
         """What a class gives that the run has made: its own is no state, its bases' is."""

@@ -13,11 +13,15 @@ import torch
 
 from .kinds import is_fake
 from .modes import no_modes, no_overrides
-from .numbers import PYTHON_CLASSES
 from .trees import pytree
 
 #: bytes of all real tensors that are made to hear an error
 _LIMIT = 1 << 26
+#: what an argument may be besides a tensor
+_PLAIN = frozenset(
+    {int, float, bool, complex, str, slice, torch.Size, type(None), type(...)}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 _OF_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -30,14 +34,15 @@ def error_in_eager(
         return error
     leaves, form = pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    is_symbol = any(type(leaf) in PYTHON_CLASSES for leaf in leaves)
-    if is_symbol or not all(map(_can_be_made, tensors)):
+    # C code asks an object of the user's for a number: once
+    plain = all(type(leaf) in _PLAIN or isinstance(leaf, torch.Tensor) for leaf in leaves)
+    if not plain or not all(map(_can_be_made, tensors)):
         return error
     if sum(map(_nbytes, tensors)) > _LIMIT:
         return error
     try:
         with no_modes(), no_overrides():
-            given, named = pytree.tree_unflatten(map(_real, leaves), form)
+            given, named = pytree.tree_unflatten(map(_of_zeros, leaves), form)
             func(*given, **named)
     except Exception as real:
         return real.with_traceback(None)
@@ -55,7 +60,7 @@ def _nbytes(t: torch.Tensor) -> int:
     return (reach + 1) * t.itemsize
 
 
-def _real(leaf: Any) -> Any:
+def _of_zeros(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)

@@ -24,6 +24,10 @@ def hooks_of_all() -> list[tuple[dict[str, Any], str, dict[Any, Any]]]:
     return [(space, name, space[name]) for name in _TABLES]
 
 
+#: the code that asks a module for its ``forward``, with all hooks around it
+CALL_WITH_HOOKS = torch.nn.Module._call_impl.__code__
+
+
 def call_with_hooks(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     """The module's ``forward``, with all hooks around it."""
     return torch.nn.Module._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]

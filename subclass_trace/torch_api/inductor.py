@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .kinds import is_fake
 from .modes import plain_dispatch
+from .repairs.recurrent import keeps_workspaces
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -152,13 +153,16 @@ def inductor_compile(
     results = gm.graph.output_node()
     count = len(results.args[0])  # type: ignore[arg-type]
     results.meta["user_visible_output_idxs"] = list(range(count))
+    settings = {"fallback_random": True}
+    if keeps_workspaces(gm.graph):  # of a size that the fake kernel does not know
+        settings["size_asserts"] = False
     with (
         compile_lock,
         plain_dispatch(),
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
         _with_real_constants(mode),
-        config.patch(fallback_random=True),
+        config.patch(settings),
     ):
         # in training torch runs these passes on the joint graph, which our partitioners have cut
         if is_inference:

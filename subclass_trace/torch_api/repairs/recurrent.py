@@ -34,3 +34,9 @@ def keep_workspaces(graph: torch.fx.Graph) -> None:
         parts = (n for n in node.users if n.target is operator.getitem)
         if any(n.args[1] == _WORKSPACE and n.users for n in parts):
             node.target = _keeping
+
+
+def keeps_workspaces(graph: torch.fx.Graph) -> bool:
+    """Is there such a one in the graph, or its backward?"""
+    backward = torch.ops.aten.mkldnn_rnn_layer_backward.default
+    return any(node.target in (_keeping, backward) for node in graph.nodes)

@@ -16,6 +16,7 @@ from ..subclass.values import ATOMS, is_a
 from ..torch_api.compiled_inside import owners_of_c_functions
 from ..torch_api.owners import Owner, owner_of_name
 from . import attributes, calls, classes, kinds
+from .attribute_writes import plain_put
 from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
@@ -257,9 +258,9 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
         value = attributes.plain(rec, o, type(o), a[0])
         return object.__getattribute__(o, a[0]) if value is MISSING else value
     if name == "__setattr__":
-        return attributes.plain_put(rec, o, *a)
+        return plain_put(rec, o, *a)
     if name == "__delattr__":
-        return attributes.plain_put(rec, o, a[0], MISSING)
+        return plain_put(rec, o, a[0], MISSING)
     if name == "__call__" and not is_python(type(o), name):
         return classes.construct(rec, o, a, k) if is_a(o, type) else rec.call(o, *a, **k)
     if name in _COPYING:
@@ -273,7 +274,7 @@ def _of_object(rec: Running, f: Any, o: Any, name: str, a: Args, k: Named) -> An
         if name == "__get__":
             return attributes.get(rec, a[0], o.__name__)
         if name in ("__set__", "__delete__"):
-            return attributes.plain_put(rec, a[0], o.__name__, *(a[1:] or (MISSING,)))
+            return plain_put(rec, a[0], o.__name__, *(a[1:] or (MISSING,)))
     if name == "__get__" and a and type(o) not in _OF_PYTHON:
         rec.deep(a[0], name)
     if name == "__new__" and not (is_a(o, type) and issubclass(o, type)):

@@ -18,6 +18,7 @@ from ..torch_api.kinds import is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of_file
 from . import attributes
+from .attribute_writes import put
 from .boundary import TORCH, kind_of
 from .calls import C_TABLE, CLASSES, refuse_change
 from .frames import instrumented_frame
@@ -63,7 +64,7 @@ def _hasattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 
 def _setattr(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    attributes.put(rec, a[0], _plain_name(rec, a[1]), a[2] if f is setattr else MISSING)
+    put(rec, a[0], _plain_name(rec, a[1]), a[2] if f is setattr else MISSING)
 
 
 def _vars(rec: Running, f: Any, a: Args, k: Named) -> Any:

@@ -29,6 +29,7 @@ from ..torch_api.kinds import asked, is_fake
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of
 from . import attributes
+from .attribute_writes import plain_put
 from .boundary import (
     ENTER,
     is_compiled_by_dynamo,
@@ -440,7 +441,7 @@ def tensor_method(
         rest = args[1:] if args and args[0] is t else args
         if name == "__getattribute__":
             return attributes.get(rec, t, *rest)
-        return attributes.plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
+        return plain_put(rec, t, rest[0], rest[1] if name == "__setattr__" else MISSING)
     if name in _FACTS and (place := rec.place_of(t)) is not None:
         fact = rec.child(place, "fact", (getattr(torch.Tensor, name), ()))
         return rec.at(fact, asked(rec.real(t), name))

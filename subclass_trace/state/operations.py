@@ -16,6 +16,7 @@ from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from ..torch_api.owners import Owner, owner_of
 from . import attributes, calls
+from .attribute_writes import put
 from .boundary import ENTER, kind_of
 from .current import current
 from .frames import instrumented_frame
@@ -101,13 +102,13 @@ def super_attr(name: str, parts: tuple[Any, Any, Any]) -> Any:
 def set_attr(name: str, pair: tuple[Any, Any]) -> None:
     """``pair[1].name = pair[0]``."""
     rec = current()
-    setattr(pair[1], name, pair[0]) if rec is None else attributes.put(rec, pair[1], name, pair[0])
+    setattr(pair[1], name, pair[0]) if rec is None else put(rec, pair[1], name, pair[0])
 
 
 def del_attr(name: str, o: Any) -> None:
     """``del o.name``."""
     rec = current()
-    delattr(o, name) if rec is None else attributes.put(rec, o, name, MISSING)
+    delattr(o, name) if rec is None else put(rec, o, name, MISSING)
 
 
 def read_global(name: str) -> Any:

@@ -70,6 +70,12 @@ note_random: Callable[[], None] = torch.ops.subclass_trace.note_random.default
 _NOTHING = ("CACHE", "PRECALL", "NOT_TAKEN", "EXTENDED_ARG", "TO_BOOL", "NOP", "RESUME")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _LONGEST = 200
+#: how a clone asks; Python 3.10 has no SWAP
+_READS = tuple(
+    ("LOAD_CONST", swap, subscript)
+    for swap in ("SWAP", "ROT_TWO")
+    for subscript in ("BINARY_SUBSCR", "BINARY_OP")
+)
 
 
 def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
@@ -78,8 +84,8 @@ def _without_reads(steps: list[dis.Instruction]) -> list[dis.Instruction]:
     kept: list[dis.Instruction] = []
     k = 0
     while k < len(steps):
-        names = [step.opname for step in steps[k : k + 3]]
-        if names[:2] == ["LOAD_CONST", "SWAP"] and names[2:] in (["BINARY_SUBSCR"], ["BINARY_OP"]):
+        names = tuple(step.opname for step in steps[k : k + 3])
+        if names in _READS:
             k += 3
         else:
             kept.append(steps[k])

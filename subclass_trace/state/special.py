@@ -72,8 +72,15 @@ _CALLS: dict[type, Callable[[Any], Callable[..., Any]]] = {
 }
 
 
-@functools.lru_cache(1024)
+@functools.cache
+def _code(calls: Callable[[Any], Callable[..., Any]]) -> types.CodeType:
+    """One for all that are called in this way: it is instrumented once, and keeps none alive."""
+    made: Any = calls(None)
+    code: types.CodeType = made.__code__
+    return code.replace(co_filename=_FILE)
+
+
 def _function(calls: Callable[[Any], Callable[..., Any]], value: Any) -> Any:
     made: Any = calls(value)
-    made.__code__ = made.__code__.replace(co_filename=_FILE)
+    made.__code__ = _code(calls)
     return made

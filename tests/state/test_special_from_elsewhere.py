@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import subclass_trace as st
+from subclass_trace.state.special import special_of
 
 CLASSES = """
 import functools, operator
@@ -120,3 +121,9 @@ def test_it_is_as_in_eager_mode(name: str) -> None:
         return found
 
     assert run(st.compile) == run(lambda f: f)
+
+
+def test_one_code_is_instrumented_for_all_of_a_kind() -> None:
+    first, second = (type("C", (), {"__call__": {"a": k}.get}) for k in range(2))
+    made = [special_of(cls, "__call__") for cls in (first, second)]
+    assert made[0].__code__ is made[1].__code__ and [f(None, "a") for f in made] == [0, 1]

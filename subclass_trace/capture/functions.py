@@ -100,7 +100,8 @@ class CapturedFunctions(FunctionRules):
         if name in TEXTS and args:
             self._refuse_text(args[0], caller)
         truth = name == "__bool__" or (name == "item" and args[0].dtype is torch.bool)
-        if truth and is_fake(args[0]) and self.recorder.may_look():
+        one = truth and args[0].numel() == 1
+        if one and is_fake(args[0]) and self.recorder.may_look():
             if (expected := branch_without_error(caller)) is not None:
                 self.recorder.met.looks_after_writes |= any(
                     map(self.recorder.memory.touches, self.reads.inputs.leaf_values)

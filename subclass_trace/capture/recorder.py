@@ -27,7 +27,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -459,12 +459,11 @@ def overriding(state: Any, cls: type, name: str) -> Any:
     """The method of this name of a class of the user's, bound to it; None where torch's own, or
     none, is called."""
     found = state.lookup(cls, name)
-    if type(found) is not classmethod or type(found.__func__) is not FunctionType:
+    function = getattr(found, "__func__", None)
+    if type(function) is not FunctionType or kind_of(function.__code__) != ENTER:
         return None
-    if kind_of(found.__func__.__code__) != ENTER:
-        return None
-    state.step(found, "inner", "__func__", found.__func__)
-    return found.__get__(None, cls)
+    state.step(found, "inner", "__func__", function)
+    return found if type(found) is MethodType else found.__get__(None, cls)
 
 
 @functools.cache

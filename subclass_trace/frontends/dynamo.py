@@ -61,14 +61,22 @@ def subclass_trace(
         OptionError: an unknown option or value. (Dynamo shows it as the cause of a
             ``BackendCompilerFailed``.)
         UnsupportedError: the graph holds an operator that cannot be traced; the message names it.
-            What else is refused is so in the first call.
+            What else is refused is so in the first call. (What a region of `compile` was handed
+            over for runs eagerly then, with a warning.)
     """
     chosen = dataclasses.replace(dynamo_options(mode, options), frontend="trace")
     skip_known_faults(graph)
-    check_operators(graph)
+    lenient = _dynamo.failures_run_eagerly_here()
+    try:
+        check_operators(graph)
+    except UnsupportedError as error:
+        if not lenient:
+            raise
+        warn_user(f"a graph of torch.compile's runs eagerly: {error}")
+        return graph
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
     function = GraphOfDynamo(graph)
-    region = Region(function, chosen, history=_history(inputs))
+    region = Region(function, chosen, history=_history(inputs), lenient=lenient)
     size = sum(n.op != "placeholder" for n in graph.graph.nodes)
     floats = {k for k, node in enumerate(inputs) if _is_float(node)}
 

@@ -74,10 +74,12 @@ class Region:
         keep_joint: bool = False,
         history: SizeHistory | None = None,
         source: Source | None = None,
+        lenient: bool = False,
     ) -> None:
-        """``history``: what is known of sizes; ``source``: of descriptions, which spare a trace."""
+        """``history``: what is known of sizes; ``source``: of descriptions, which spare a trace;
+        ``lenient``: what is refused runs eagerly, as nobody else is there to serve it."""
         self.__function, self.__options, self.__keep_joint = function, options, keep_joint
-        self.__given = source
+        self.__given, self.__lenient = source, lenient
         self.__forget()
         self.__history = history or SizeHistory()
         functools.update_wrapper(self, function, updated=())
@@ -137,12 +139,7 @@ class Region:
         return self.__slow_call(args, kwargs, left)
 
     def __slow_call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        left: tuple[Any, ...],
-        *,
-        again: bool = False,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], left: Any, *, again: bool = False
     ) -> Any:
         """A call that none of these serves; ``left``: entries whose programs it has left, because
         values in the state are other ones; ``again``: what was made for it by now does not."""
@@ -198,9 +195,12 @@ class Region:
         self.__row = row
         got, what = f"{type(error).__name__}: {error}", "the trace fails where eager does not"
         failed = UnsupportedError(what, code="fails-in-trace", got=got)
-        if self.__options.frontend != "auto":
+        if self.__lenient:
+            self.__eagerly.refused(failed, args, kwargs, once=False)
+        elif self.__options.frontend != "auto":
             raise failed from error
-        self.__hand_over(failed)
+        else:
+            self.__hand_over(failed)
         return result
 
     def __serve_refused(
@@ -208,7 +208,7 @@ class Region:
     ) -> Any:
         """A call that our trace refuses, by whom the table of routes says."""
         route = route_of(error)
-        if route in (Route.EAGER, Route.ONCE):
+        if route in (Route.EAGER, Route.ONCE) or (self.__lenient and route is Route.DYNAMO):
             reason = self.__eagerly.refused(error, args, kwargs, once=route is Route.ONCE)
             return self.__eagerly.run(reason, self.__function, args, kwargs)
         if route is Route.AS_EAGER:

@@ -15,7 +15,7 @@ from .kinds import THREAD_LOCAL, Function, is_immutable
 from .recorder import instance_dict, user_line
 from .running import Running
 from .special import special_of
-from .values import MISSING, has, lookup
+from .values import MISSING
 from .writes import CLASS, NAMES, SLOTS
 
 #: attributes that are the object itself
@@ -59,7 +59,7 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
         rec.call(function, o) if delete else rec.call(function, o, value)
         return
     hook = "__delete__" if delete else "__set__"
-    setter = MISSING if member is MISSING else lookup(type(member), hook)
+    setter = MISSING if member is MISSING else rec.special(type(member), hook)
     if type(setter) is Function:
         rec.call(setter, member, o) if delete else rec.call(setter, member, o, value)
         return
@@ -75,6 +75,8 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
         if rec.waits is not None and member is MISSING:
             rec.wait_for_tensor(o, name, value)
         _note(rec, o, kind, name, member)
+    elif (space := instance_dict(o)) is not None and id(space) in rec.known:
+        rec.write(space, name, whole=False, table=NAMES)  # made here, with a dict of others
     _store(o, name, value)
 
 
@@ -111,7 +113,7 @@ def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
     space = (
         vars(o) if is_a(o, torch.Tensor) else None if is_a(o, THREAD_LOCAL) else instance_dict(o)
     )
-    data = member is not MISSING and has(type(member), "__set__")
+    data = member is not MISSING and rec.lookup(type(member), "__set__") is not MISSING
     if space is not None and type(space) is not dict:
         rec.refuse(
             SideEffectError(

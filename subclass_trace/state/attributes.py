@@ -28,7 +28,7 @@ from .kinds import (
 )
 from .recorder import instance_dict
 from .running import Running
-from .values import MISSING, has, lookup
+from .values import MISSING, lookup
 
 _OF_MODULE: Any = torch.nn.Module.__getattr__
 _C_DESCRIPTORS = (
@@ -96,11 +96,10 @@ def _of_thread(rec: Running, o: Any, name: str) -> Any:
 
 
 def _by_own(rec: Running, o: Any, kind: type, own: Any, name: str) -> Any:
-    rec.lookup(kind, "__getattribute__")
     try:
         return rec.call(own, o, name)
     except AttributeError:
-        fallback = rec.lookup(kind, "__getattr__")
+        fallback = rec.special(kind, "__getattr__")
         if fallback is MISSING:
             raise
         return rec.call(fallback, o, name)
@@ -108,35 +107,35 @@ def _by_own(rec: Running, o: Any, kind: type, own: Any, name: str) -> Any:
 
 def _fallback(rec: Running, o: Any, kind: type, name: str) -> Any:
     """``__getattr__``, or the error that there is no such attribute."""
-    found = rec.lookup(kind, "__getattr__")
+    found = rec.special(kind, "__getattr__")
     if found is MISSING or is_immutable(kind):
         return object.__getattribute__(o, name)  # raises as it should
     if found is _OF_MODULE:
         return child_of_module(rec, o, name)
-    if is_a(found, (Function, Method)):
+    if type(found) is Function:
         return rec.call(found, o, name)
-    return (
-        rec.call(found.__get__(o, kind), name)
-        if has(type(found), "__get__")
-        else rec.call(found, name)
-    )
+    return rec.call(found.__get__(o, kind), name)  # of C code
 
 
 def plain(rec: Running, o: Any, kind: type, name: str) -> Any:
     """As ``object.__getattribute__`` finds it; `MISSING` where it does not."""
     member = rec.lookup(kind, name)
-    if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
+    if member is not MISSING and rec.is_data(member):
         return bound(rec, member, o, kind, name)
     space = instance_dict(o) if kind.__dictoffset__ else None
     if space is not None:
         value = space.get(name, MISSING)
         if id(o) in rec.known:
+            if id(space) in rec.written:
+                rec.shares(o, space)
             value = rec.step(o, "attr", name, value, space)
+        elif id(space) in rec.known:  # made here, with a dict that was there before
+            value = rec.item(space, name, value)
         if value is not MISSING:
             return rec.give(value)
     if member is MISSING:
         return MISSING
-    return bound(rec, member, o, kind, name) if has(type(member), "__get__") else member
+    return bound(rec, member, o, kind, name) if rec.binds(member) else member
 
 
 def child_of_module(rec: Running, o: Any, name: str) -> Any:
@@ -173,9 +172,8 @@ def bound(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any:
         return member.__get__(o, cls)
     if kind in _C_DESCRIPTORS:
         return member.__get__(o, cls)
-    getter = lookup(kind, "__get__")
+    getter = rec.special(kind, "__get__")
     if type(getter) is Function:
-        rec.lookup(kind, "__get__")
         return rec.call(getter, member, o, cls)
     try:
         value = member.__get__(o, cls)
@@ -222,9 +220,7 @@ def _of_tensor(rec: Running, o: Any, name: str) -> Any:
     of_real = name in _ASKED_OF_REAL or (real is o and name in _OF_TENSOR and not is_fake(o))
     if placed and (of_real or (name in _OF_LEAF and not functions_are_seen())):
         return rec.step(o, "getattr", name, object.__getattribute__(real, name))
-    data = member is not MISSING and (
-        has(type(member), "__set__") or has(type(member), "__delete__")
-    )
+    data = member is not MISSING and rec.is_data(member)
     if not data and own is not None and name not in own:
         value = rec.step(o, "attr", name, _attribute_of(rec, o, real, name), space)
         if value is not MISSING:
@@ -330,7 +326,7 @@ def _of_class(rec: Running, o: type, meta: type, name: str) -> Any:
     if meta is not type and type(own := rec.special(meta, "__getattribute__")) is Function:
         return rec.call(own, o, name)
     member = rec.lookup(meta, name) if meta is not type else lookup(type, name)
-    if member is not MISSING and (has(type(member), "__set__") or has(type(member), "__delete__")):
+    if member is not MISSING and rec.is_data(member):
         if type(member) is property:
             return bound(rec, member, o, meta, name)
         value = member.__get__(o, meta)
@@ -345,8 +341,8 @@ def _of_class(rec: Running, o: type, meta: type, name: str) -> Any:
     if value is not MISSING:
         return _from_class(rec, value, o)
     if member is not MISSING:
-        return bound(rec, member, o, meta, name) if has(type(member), "__get__") else member
-    fallback = rec.lookup(meta, "__getattr__")
+        return bound(rec, member, o, meta, name) if rec.binds(member) else member
+    fallback = rec.special(meta, "__getattr__")
     if fallback is not MISSING:
         return rec.call(fallback, o, name)
     return type.__getattribute__(o, name)
@@ -354,14 +350,14 @@ def _of_class(rec: Running, o: type, meta: type, name: str) -> Any:
 
 def _from_class(rec: Running, value: Any, o: type) -> Any:
     kind = type(value)
-    if kind is Function or not has(kind, "__get__"):
+    if kind is Function or not rec.binds(value):
         return rec.give(value)
     if kind is staticmethod:
         return rec.step(value, "inner", "__func__", value.__func__)
     if kind is classmethod:
         rec.step(value, "inner", "__func__", value.__func__)
         return value.__get__(None, o)
-    getter = lookup(kind, "__get__")
+    getter = rec.special(kind, "__get__")
     return rec.call(getter, value, None, o) if type(getter) is Function else value.__get__(None, o)
 
 
@@ -375,7 +371,7 @@ def after(rec: Running, cls: type, o: Any, name: str) -> Any:
         return getattr(super(cls, o), name)
     if is_a(o, type) and o is kind:
         return value if type(value) is Function else _from_class(rec, value, o)
-    return bound(rec, value, o, kind, name) if has(type(value), "__get__") else value
+    return bound(rec, value, o, kind, name) if rec.binds(value) else value
 
 
 def is_plain(value: Any) -> bool:

@@ -25,15 +25,14 @@ import torch
 
 from ..errors import SideEffectError, UnsupportedError
 from ..subclass.values import ATOMS, is_a
-from ..torch_api.numbers import PYTHON_CLASSES, to_float, to_int
 from ..torch_api.owners import Owner, owner_of_file
 from . import calls, kinds
 from .calls import C_TABLE, CLASSES, Handler, callback
+from .conversions import by_method
 from .frames import instrumented_frame
-from .iteration import as_mapping, iterate, read_hashes
+from .iteration import as_mapping, iterate
 from .kinds import (
     SIMPLE,
-    VALUES,
     VIEWS,
     Builtin,
     Function,
@@ -43,7 +42,7 @@ from .net import watched
 from .recorder import user_line
 from .running import Running
 from .special import is_python, special_of
-from .values import MISSING, lookup, size_of
+from .values import MISSING, size_of
 
 Args: TypeAlias = tuple[Any, ...]
 Named: TypeAlias = dict[str, Any]
@@ -193,13 +192,18 @@ def _is_plain(value: Any) -> bool:
 
 
 def _length_hint(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    for name in ("__len__", "__length_hint__"):
-        if is_python(type(a[0]), name):
-            got = rec.call(rec.lookup(type(a[0]), name), a[0])
-            if type(got) is int and got < 0:
-                raise ValueError(f"{name}() should return >= 0")
-            return got
-    return calls.opaque(rec, f, a, k)
+    if rec.special(type(a[0]), "__len__") is not MISSING:
+        return rec.call(len, a[0])
+    method = rec.special(type(a[0]), "__length_hint__")
+    if type(method) is not Function:
+        return calls.opaque(rec, f, a, k)
+    try:
+        got = rec.call(method, a[0])
+    except TypeError:
+        got = NotImplemented
+    if type(got) is int and got < 0:
+        raise ValueError("__length_hint__() should return >= 0")
+    return (a[1] if len(a) > 1 else 0) if got is NotImplemented else got
 
 
 def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
@@ -218,87 +222,6 @@ def _sum(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 
 # ---- numbers and texts
-_SIZED = (list, tuple, dict, set, frozenset, collections.deque)
-
-
-def by_method(name: str) -> Handler:
-    """``float(o)``, ``len(o)``, ...: the method of the class where it is Python code."""
-
-    def handler(rec: Running, f: Any, a: Args, k: Named) -> Any:
-        if not a:
-            return f(**k)
-        o = rec.give(a[0])
-        kind = type(o)
-        if f is hash and owner_of_file(instrumented_frame().f_code.co_filename) is not Owner.TORCH:
-            read_hashes(rec, a)  # torch finds by them, and keeps some
-        if kind in ATOMS:
-            return f(*a, **k)
-        if kind in PYTHON_CLASSES:
-            return _of_symbol(f, o, a[1:], k)
-        if is_a(o, torch.Tensor):
-            return _of_tensor(rec, f, o, a[1:], k)
-        if name == "__index__" and is_a(o, int):
-            return f(o)
-        method, a = _method_for(rec, name, kind, o, a)
-        if type(method) is Function:
-            got = rec.call(method, *a, **k)
-            if f is hash and got == -1:
-                return -2  # what C code gives for it
-            return got != 0 if name == "__bool__" and method is lookup(kind, "__len__") else got
-        if name == "__hash__":
-            rec.pin(o)
-        if name == "__len__" and is_a(o, _SIZED):
-            rec.length(o, "len", len(o))
-            return f(o)
-        if name == "__bool__" and (is_a(o, _SIZED) or method is MISSING):
-            rec.length(o, "truth", bool(o))
-            return bool(o)
-        if kind in VALUES or is_a(o, (type, types.ModuleType)) or is_a(o, kinds.VALUE_BASES):
-            return f(*a, **k)
-        rec.deep(o, name)
-        out = watched(f, (rec.mapped(o), *a[1:]), k)
-        if type(out) is str and " at 0x" in out:  # an address
-            rec.pin(o)
-            read_hashes(rec, [o])
-        return out
-
-    return handler
-
-
-def _method_for(rec: Running, name: str, kind: type, o: Any, a: Args) -> tuple[Any, Args]:
-    method = rec.special(kind, name)
-    if method is MISSING and name in ("__float__", "__int__", "__complex__"):
-        method = rec.special(kind, "__index__")
-    if method is MISSING and name == "__bool__":
-        method = rec.special(kind, "__len__")
-    if name == "__format__" and len(a) == 1:
-        a = (o, "")
-    if name == "__format__" and method is object.__format__ and not a[1]:  # else C code raises
-        method, a = rec.special(kind, "__str__"), (o,)
-        name = "__str__"
-    if name == "__str__" and method is object.__str__:
-        method = rec.special(kind, "__repr__")
-    return method, a
-
-
-def _of_symbol(f: Any, n: Any, rest: Args, k: Named) -> Any:
-    if f is float:
-        return to_float(n)
-    if f is int:
-        return to_int(n, *rest, **k)
-    if f in (str, repr, format, hash, complex):
-        return f(PYTHON_CLASSES[type(n)](n), *rest, **k)
-    return f(n, *rest, **k)
-
-
-def _of_tensor(rec: Running, f: Any, t: Any, rest: Args, k: Named) -> Any:
-    if f is float and not rest:
-        return to_float(t)
-    if f is int and not rest and not k:
-        return to_int(t)
-    return f(t, *rest, **k)
-
-
 def _id(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """As a key of a memo in Python's own code; else it is another number in each call."""
     frame = instrumented_frame()

@@ -293,7 +293,7 @@ def _copied(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     or of what it holds."""
     cls = type(o)
     base = next(c for c in cls.__mro__ if is_immutable(c))
-    reduce, state, *arguments = (rec.lookup(cls, method) for method in _OF_A_COPY)
+    reduce, state, *arguments = (rec.special(cls, method) for method in _OF_A_COPY)
     if name == "__reduce_ex__" and type(reduce) is Function:
         return rec.call(reduce, o)
     is_told = base is object and {*arguments} == {MISSING} and a[:1] > (1,)

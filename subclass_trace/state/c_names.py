@@ -106,8 +106,8 @@ def _dir(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if not a:
         return sorted(instrumented_frame().f_locals)
     o = a[0]
-    if is_python(type(o), "__dir__"):
-        return sorted(iterate(rec, rec.call(rec.lookup(type(o), "__dir__"), o)))
+    if type(method := rec.special(type(o), "__dir__")) is Function:
+        return sorted(iterate(rec, rec.call(method, o)))
     if is_a(o, types.ModuleType):
         rec.root(o.__dict__)
         own = rec.item(o.__dict__, "__dir__", o.__dict__.get("__dir__", MISSING))
@@ -142,7 +142,7 @@ def _isinstance(rec: Running, f: Any, a: Args, k: Named) -> Any:
         return not is_fake(o)  # what stands for a tensor of the user's
     meta = type(cls)
     if not is_a(cls, type):
-        hook = rec.lookup(meta, _hook_of(f))
+        hook = rec.special(meta, _hook_of(f))
         return bool(rec.call(hook, cls, o)) if type(hook) is Function else f(o, cls)
     if meta is type:
         return f(o, cls)
@@ -177,7 +177,7 @@ def _by_metaclass(rec: Running, f: Any, o: Any, cls: Any, meta: type) -> Any:
             _hasattr(rec, hasattr, (o, name), {})
         return unwatched(f, o, cls)
     hook = _hook_of(f)
-    method = rec.lookup(meta, hook)
+    method = rec.special(meta, hook)
     if type(method) is Function and method.__code__ is not _CHECKS[hook].__code__:
         code = method.__code__
         if kind_of(code) != TORCH and owner_of_file(code.co_filename) is not Owner.PYTHON:

@@ -24,12 +24,11 @@ from .kinds import (
     C_CALLABLES,
     Function,
     Method,
-    is_immutable,
 )
 from .net import watch
 from .recorder import instance_dict
 from .running import Running
-from .values import MISSING, has
+from .values import MISSING
 
 
 class Caller(Running):
@@ -59,11 +58,6 @@ class Caller(Running):
             return self.call_function(method, (f, *args), kwargs)
         if owner_of(type(f)) is Owner.TORCH and not issubclass(kind, torch.nn.Module):
             return calls.torch_call(self, f, args, kwargs)
-        if method is not MISSING and not is_immutable(kind) and not is_a(method, C_CALLABLES):
-            if has(type(method), "__get__"):
-                return self.call(
-                    attributes.bound(self, method, f, kind, "__call__"), *args, **kwargs
-                )
         return calls.opaque(self, f, args, kwargs)
 
     def call_function(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,6 +48,7 @@ from .kinds import (
 from .net import unwatched, watched
 from .recorder import user_line
 from .running import Running
+from .special import bound_of, is_python
 from .texts import number_of
 from .values import MISSING, items_of, lookup
 
@@ -55,7 +56,9 @@ from .values import MISSING, items_of, lookup
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 #: functions of Python's with a meaning of their own; filled by the modules of C functions, torch
 #: functions and the world
-FUNCTIONS: dict[Any, Handler] = {}
+FUNCTIONS: dict[Any, Handler] = {
+    bound_of: lambda rec, f, a, k: attributes.bound(rec, a[0], a[1], type(a[1]), "")
+}
 #: classes, functions of C, and objects that are called, by their classes
 CLASSES: dict[Any, Handler] = {}
 C_TABLE: dict[Any, Handler] = {}
@@ -133,7 +136,7 @@ def is_function(value: Any) -> bool:
 
 
 def _has_own_call(kind: type) -> bool:
-    return is_a(lookup(kind, "__call__"), Function)
+    return is_python(kind, "__call__")
 
 
 # ---- C code of unknown meaning

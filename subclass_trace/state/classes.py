@@ -14,6 +14,7 @@ from .kinds import CONTAINERS, ITERATORS, VIEWS, Function, is_immutable
 from .net import watched
 from .recorder import user_line
 from .running import Running
+from .special import special_of
 from .values import lookup
 
 
@@ -50,10 +51,8 @@ def is_torchs_class(cls: type) -> bool:
 
 def construct(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``__new__``, then ``__init__``: what `type` does."""
-    if (
-        type(lookup(cls, "__del__")) is Function
-        and kind_of(lookup(cls, "__del__").__code__) == ENTER
-    ):
+    end = special_of(cls, "__del__")
+    if type(end) is Function and kind_of(end.__code__) == ENTER:
         rec.refuse(
             UnsupportedError(
                 f"the region makes a {cls.__qualname__}, whose __del__ runs unseen",
@@ -62,8 +61,8 @@ def construct(rec: Running, cls: type, args: tuple[Any, ...], kwargs: dict[str, 
                 fix="make it outside of the region",
             )
         )
-    new, init = rec.lookup(cls, "__new__"), rec.lookup(cls, "__init__")
-    function = new.__func__ if is_a(new, staticmethod) else new
+    new, init = rec.lookup(cls, "__new__"), rec.special(cls, "__init__")
+    function = rec.step(new, "inner", "__func__", new.__func__) if is_a(new, staticmethod) else new
     if type(function) is Function:
         made = rec.call(function, cls, *args, **kwargs)
     else:

@@ -105,6 +105,8 @@ class Containers(StateRecorder):
         if written is not None and written.covers(key):
             if written.keys is None:
                 self.touch(thing)
+            elif is_list and key not in written.keys:  # added: which one hangs on the length
+                self.sized(thing, "len", len(written.before))
             return self.give(value)
         if is_list:
             if type(key) is slice:
@@ -257,7 +259,14 @@ class Containers(StateRecorder):
         if place is None:
             return
         self.namespace(owner, space)
+        self.shares(owner, space)
         self.write(space, name, whole=False, table=NAMES)
+
+    def shares(self, owner: Any, space: dict[str, Any]) -> None:
+        """Two objects have one dict, through one of which it is written: they still have."""
+        place = self.place_of(owner)
+        if place is not None and self.owners.get(id(space)) is not owner:
+            self.at(self.child(place, "getattr", "__dict__"), space)
 
     def namespace(self, owner: Any, space: dict[str, Any]) -> Place | None:
         """The place of the dict of an object, whose items are read as attributes of that."""

@@ -61,14 +61,14 @@ def _behind(rec: Running, proxy: Any) -> Any:
 def _item_of_tensor(rec: Running, t: Any, key: Any) -> Any:
     key = _key_of_tensor(rec, key)
     cls = type(rec.real(t))
-    getter = MISSING if attributes.is_of_torch_class(cls) else rec.lookup(cls, "__getitem__")
+    getter = MISSING if attributes.is_of_torch_class(cls) else rec.special(cls, "__getitem__")
     if type(getter) is Function and kind_of(getter.__code__) == ENTER:
         return rec.call(getter, t, key)
     return _asked(operator.getitem, t, key)
 
 
 def _key_of_tensor(rec: Running, key: Any) -> Any:
-    if type(key) in ATOMS or is_a(key, Tensor):
+    if (type(key) in ATOMS and type(key) is not slice) or is_a(key, Tensor):
         return rec.give(key)
     key = key if is_python(type(key), "__getitem__") else _index(rec, key)
     calls.read_argument(rec, key)

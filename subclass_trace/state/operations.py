@@ -38,8 +38,7 @@ from .iteration import as_mapping, iterate
 from .kinds import LOCKS, Function, is_immutable
 from .operators import binary, compare, identical, truth, truth_kept, unary
 from .readers import caught
-from .running import Running
-from .special import is_python
+from .special import is_python, special_of
 from .texts import Text
 from .values import MISSING, lookup
 from .writes import CONTENTS, NAMES
@@ -205,23 +204,23 @@ class Manager:
     def __init__(self, o: Any) -> None:
         self.o = o
 
-    def _method(self, rec: Running, name: str) -> Any:
-        cls = type(self.o)
-        return attributes.bound(rec, rec.lookup(cls, name), self.o, cls, name)
-
     def __enter__(self) -> Any:
         rec = current()
-        return call(self._method(rec, "__enter__") if rec else self.o.__enter__)
+        if rec is None:
+            return self.o.__enter__()
+        return rec.call(rec.special(type(self.o), "__enter__"), self.o)
 
     def __exit__(self, *error: Any) -> Any:
         rec = current()
-        return call(self._method(rec, "__exit__") if rec else self.o.__exit__, *error)
+        if rec is None:
+            return self.o.__exit__(*error)
+        return rec.call(rec.special(type(self.o), "__exit__"), self.o, *error)
 
 
 def manager(o: Any) -> Any:
     """What follows ``with``."""
     rec = current()
-    enter = lookup(type(o), "__enter__")
+    enter = special_of(type(o), "__enter__")
     if rec is None:
         return o
     if type(enter) is not Function:
@@ -241,7 +240,7 @@ def formatted(o: Any) -> Any:
         return o
     if not is_immutable(kind):
         for name in ("__format__", "__str__", "__repr__"):
-            if type(rec.lookup(kind, name)) is Function:
+            if type(rec.special(kind, name)) is Function:
                 return Text(o)
     rec.deep(o, "format")
     return rec.mapped(o)

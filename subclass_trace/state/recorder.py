@@ -361,6 +361,16 @@ class StateRecorder:
             known = self._specials[key] = value, as_function(value, cls, name)
         return known[1]
 
+    def binds(self, member: Any) -> bool:
+        """Is what a class holds a descriptor? That is read."""
+        return self.lookup(type(member), "__get__") is not MISSING
+
+    def is_data(self, member: Any) -> bool:
+        """Is it one that comes before what an object holds itself?"""
+        kind = type(member)
+        setters = (self.lookup(kind, name) for name in ("__set__", "__delete__"))
+        return self.binds(member) and any(setter is not MISSING for setter in setters)
+
     def _of_made(self, cls: type, name: str, value: Any) -> Any:
         """What a class gives that the run has made: its own is no state, its bases' is."""
         for base in cls.__mro__:

@@ -1,8 +1,9 @@
 """Special methods that a class of the user's has from elsewhere: ``__setattr__ =
 dict.__setitem__``, ``__call__ = staticmethod(f)``.
 
-C code finds them in the class, and calls them whatever they are. To us such a one is a Python
-function that calls it, so that what it reads and writes is seen.
+C code finds them in the class, and calls them whatever they are: functions, C code of another slot,
+``partialmethod``, properties, any descriptor, any object that is called. To us such a one is a
+Python function that calls it, so that what it reads and writes is seen.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .kinds import BUILTINS, Function, LruCache, Method, Partial, is_immutable
+from ..subclass.values import is_a
+from .kinds import BUILTINS, GETTERS, Function, LruCache, Method, Partial, is_immutable
 from .values import MISSING, lookup
 
 #: whose code is entered like the user's
@@ -33,11 +35,16 @@ def is_python(cls: type, *names: str) -> bool:
 def as_function(value: Any, cls: type, name: str) -> Any:
     """What a class has under the name of a special method: a function where that is none."""
     kind = type(value)
-    if kind is Function or value is MISSING or kind not in _CALLS or is_immutable(cls):
+    if kind is Function or value is MISSING or value is None or is_immutable(cls):
         return value
     if kind in _OF_C and not _is_from_elsewhere(value, cls, name):
         return value
-    return _function(_CALLS[kind], value)
+    calls = _CALLS.get(kind)
+    if calls is None and (kind is property or is_python(kind, "__get__")):
+        calls = _gets
+    elif calls is None and (is_a(value, type) or is_python(kind, "__call__")):
+        calls = _stands_alone
+    return value if calls is None else _function(calls, value)
 
 
 def _is_from_elsewhere(value: Any, cls: type, name: str) -> bool:
@@ -64,9 +71,18 @@ def _of_class(value: Any) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: value.__func__(type(self), *args, **kwargs)
 
 
+def bound_of(descriptor: Any, o: Any) -> Any:
+    """What a descriptor of a class gives of an object. (`calls.FUNCTIONS` says how it is read.)"""
+    return descriptor.__get__(o, type(o))
+
+
+def _gets(value: Any) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: bound_of(value, self)(*args, **kwargs)
+
+
 _CALLS: dict[type, Callable[[Any], Callable[..., Any]]] = {
     **dict.fromkeys((*_OF_C, LruCache), _binds),
-    **dict.fromkeys((*BUILTINS, types.MethodWrapperType, Method, Partial), _stands_alone),
+    **dict.fromkeys((*BUILTINS, *GETTERS, types.MethodWrapperType, Method, Partial), _stands_alone),
     staticmethod: _of_static,
     classmethod: _of_class,
 }

@@ -79,9 +79,14 @@ _here = threading.local()
 def failures_run_eagerly(run: bool) -> bool:
     """Shall this thread run eagerly the code that Dynamo fails to compile, by a fault of its own or
     by an error of the code's, which eager mode then raises as it is? What it did so far."""
-    before: bool = getattr(_here, "failures_run_eagerly", False)
+    before = failures_run_eagerly_here()
     _here.failures_run_eagerly = run
     return before
+
+
+def failures_run_eagerly_here() -> bool:
+    """See `failures_run_eagerly`."""
+    return bool(getattr(_here, "failures_run_eagerly", False))
 
 
 def _run_failures_eagerly() -> None:
@@ -97,7 +102,7 @@ def _run_failures_eagerly() -> None:
 
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = getattr(_here, "failures_run_eagerly", False)
+        ours = failures_run_eagerly_here()
         # Dynamo takes it for sure that no hook comes later
         hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
         try:

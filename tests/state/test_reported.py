@@ -198,6 +198,122 @@ def a_mock_is_called(wrap: Wrap) -> Any:
     return got, mocked.call_count, str(mocked.call_args), len(mocked.call_args_list)
 
 
+def added_to_an_empty_list(wrap: Wrap) -> Any:
+    """Which item is the first hangs on the length."""
+    lists: Any = ([], collections.deque())
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for held in lists:
+            held.append(x.sum())
+        return x * lists[0][0] * lists[1][0]
+
+    region = wrap(run)
+    return [region(torch.full((1,), n)).item() for n in (1.0, 2.0, 3.0)]
+
+
+class Borg:
+    state: dict[str, float]
+
+    def __init__(self) -> None:
+        self.__dict__ = self.state
+
+    k: float
+
+
+def one_namespace_of_many(wrap: Wrap) -> Any:
+    Borg.state = {"k": 2.0}
+    a, b = Borg(), Borg()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        made = Borg()
+        made.k = made.k * 2
+        return x * Borg().k
+
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        a.k = a.k + 1
+        return x * b.k
+
+    regions, got = [wrap(inside), wrap(outside)], []
+    for call in range(5):
+        if call == 3:
+            b.__dict__ = {"k": 9.0}
+        got += [region(torch.ones(1)).item() for region in regions]
+    return got
+
+
+def descriptors_change(wrap: Wrap) -> Any:
+    class Gives:
+        def __get__(self, o: Any, owner: Any = None) -> float:
+            return 2.0
+
+    class Held:
+        k = Gives()
+
+    held: Any = Held()
+    held.__dict__["k"] = 7.0
+    regions = [wrap(lambda x: x * held.k), wrap(lambda x: x * (Held.k if type(Held.k) is float else 5.0))]
+    got = []
+    for change in (None, "__set__", "__get__"):
+        if change == "__set__":
+            Gives.__set__ = lambda self, o, value: None  # type: ignore[attr-defined]
+        elif change == "__get__":
+            del Gives.__get__
+        got.append([region(torch.ones(1)).item() for region in regions])
+    return got
+
+
+def defaults_of_a_named_tuple(wrap: Wrap) -> Any:
+    kind: Any = collections.namedtuple("kind", "k", defaults=(2.0,))
+    region = wrap(lambda x: x * kind().k)
+    got = [region(torch.ones(1)).item()]
+    kind.__new__.__defaults__ = (6.0,)
+    return [*got, region(torch.ones(1)).item()]
+
+
+def torch_function_of_another_class(wrap: Wrap) -> Any:
+    config, calls = {"v": 1.0}, []
+
+    class Answers:
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> float:
+            calls.append(func.__name__)
+            return config["v"]
+
+    borrowed = type("Borrowed", (), {"__torch_function__": Answers.__torch_function__})()
+    static: Any = staticmethod(lambda func, types, *rest: Answers.__torch_function__(func, types))
+    other = type("Static", (), {"__torch_function__": static})()
+    region = wrap(lambda x: x * torch.mul(borrowed, 2) * torch.mul(other, 2))
+    got = [region(torch.ones(1)).item() for _ in range(2)]
+    config["v"] = 3.0
+    return [*got, region(torch.ones(1)).item()], calls
+
+
+def wrong_answers_of_special_methods(wrap: Wrap) -> Any:
+    answers = {"__bool__": (2, "3 if o else 2"), "__len__": (2.5, "len(o)"), "__float__": (2, "float(o)")}
+    got = []
+    for name, (value, text) in answers.items():
+        o = type("Of", (), {name: lambda self, value=value: value})()
+        space: dict[str, Any] = {"o": o}
+        try:
+            got.append(wrap(eval(f"lambda x: x * ({text})", space))(torch.ones(1)))
+        except TypeError as error:
+            got.append(str(error))
+    return got
+
+
+def written_before_an_ambiguous_truth(wrap: Wrap) -> Any:
+    calls: list[int] = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        assert x < 4
+        return x
+
+    with pytest.raises(RuntimeError, match="more than one value"):
+        wrap(run)(torch.ones(3))
+    return calls
+
+
 PROGRAMS = (
     attributes_of_what_is_immutable,
     a_mock_is_called,
@@ -210,6 +326,13 @@ PROGRAMS = (
     backward_is_replaced,
     backward_with_a_cell_is_replaced,
     code_of_a_hook_is_replaced,
+    added_to_an_empty_list,
+    one_namespace_of_many,
+    descriptors_change,
+    defaults_of_a_named_tuple,
+    torch_function_of_another_class,
+    wrong_answers_of_special_methods,
+    written_before_an_ambiguous_truth,
 )
 
 

@@ -25,6 +25,8 @@ _aten = torch.ops.aten
 def _elementwise(*tensors: Any) -> Sequence[int]:
     """Of what is computed element by element of these operands, in the kernel's order."""
     operands = [t for t in tensors if isinstance(t, Tensor)]
+    if not operands:  # of numbers alone
+        return ()
     shapes = [t.shape for t in operands]
     size = torch.functional.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return compute_elementwise_output_strides(*(t.expand(size) for t in operands))

@@ -74,7 +74,7 @@ def plain_put(rec: Running, o: Any, name: str, value: Any) -> None:
     elif rec.place_of(o) is not None:
         if rec.waits is not None and member is MISSING:
             rec.wait_for_tensor(o, name, value)
-        _note(rec, o, kind, name, member)
+        _note(rec, o, kind, name, member, delete)
     elif (space := instance_dict(o)) is not None and id(space) in rec.known:
         rec.write(space, name, whole=False, table=NAMES)  # made here, with a dict of others
     _store(o, name, value)
@@ -98,8 +98,8 @@ def _note_class(rec: Running, cls: type, name: str) -> None:
         del rec.lookups[known]
 
 
-def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
-    """An attribute of an object that was there before is about to be written."""
+def _note(rec: Running, o: Any, kind: type, name: str, member: Any, removes: bool) -> None:
+    """An attribute of an object that was there before is about to be written, or taken away."""
     if name in _STRUCTURE:
         rec.refuse(
             SideEffectError(
@@ -125,7 +125,7 @@ def _note(rec: Running, o: Any, kind: type, name: str, member: Any) -> None:
             )
         )
     if space is not None and not data:
-        rec.write_names(o, space, name)
+        rec.write_names(o, space, name, removes=removes)
     elif type(member) is types.MemberDescriptorType and not is_immutable(member.__objclass__):
         rec.write(o, name, whole=False, table=SLOTS)
     elif is_a(o, THREAD_LOCAL):

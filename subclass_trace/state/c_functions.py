@@ -30,7 +30,7 @@ from . import calls, kinds
 from .calls import C_TABLE, CLASSES, Handler, callback
 from .conversions import by_method
 from .frames import instrumented_frame
-from .iteration import as_mapping, iterate
+from .iteration import as_mapping, is_lazy, iterate
 from .kinds import (
     SIMPLE,
     VIEWS,
@@ -53,6 +53,12 @@ def plain(rec: Running, f: Any, a: Args, k: Named) -> Any:
     if all(type(v) in SIMPLE for v in a):
         return f(*a, **k)
     return watched(f, tuple(map(rec.give, a)), k)
+
+
+def _callable(rec: Running, f: Any, a: Args, k: Named) -> Any:
+    if a and not kinds.is_immutable(type(a[0])):
+        rec.lookup(type(a[0]), "__call__")
+    return plain(rec, f, a, k)
 
 
 # ---- containers, iteration
@@ -168,11 +174,16 @@ def _comparing(rec: Running, f: Any, a: Args, k: Named) -> Any:
     by_value = k.get("key") is None and is_a(a[0], (set, frozenset))
     in_order = not by_value or not all(type(v) in (str, bytes, int, float) for v in a[0])
     given = a if len(a) > 1 else iterate(rec, a[0], in_order=in_order)
-    held = list(given) if f is sorted else [*map(rec.give, given)]
+    key = callback(k["key"]) if k.get("key") is not None else None
+    held, keys = list[Any](given if f is sorted else ()), list[Any]()
+    for value in held if f is sorted else given:
+        if f is not sorted:
+            held.append(rec.give(value))
+        if key:  # of `max` and `min` before the next one is made
+            keys.append(key(held[len(keys)]))
     if not held and f is not sorted:
         return f(held, **k)
-    key = callback(k["key"]) if k.get("key") is not None else None
-    keys = [key(v) for v in held] if key else held
+    keys = keys if key else held
     compare = calls.operations.compare
     if not all(map(_is_plain, keys)):
         name, sign = ("gt", 1) if f is max else ("lt", -1)
@@ -253,6 +264,11 @@ def _changes_first(rec: Running, f: Any, a: Args, k: Named) -> Any:
     """It changes the container that it is given first."""
     if f is not _COUNT:
         return calls.opaque(rec, f, a, k, keeps=False)
+    if is_lazy(a[1]):  # which may look at what was counted so far
+        for item in iterate(rec, a[1]):
+            count = rec.call(a[0].get, item, 0)
+            calls.operations.set_item((calls.operations.binary("+", (count, 1)), a[0], item))
+        return None
     rec.write(a[0])
     return f(a[0], _keys(rec, a[1], a[0]))
 
@@ -380,7 +396,7 @@ C_TABLE.update(
         **dict.fromkeys((sum, any, all, math.prod, math.fsum), _sum),
         **dict.fromkeys((sorted, max, min), _comparing),
         functools.reduce: _mapping_function,
-        callable: plain,
+        callable: _callable,
         id: _id,
         divmod: _operation("binary", "divmod"),
         pow: _pow,

@@ -20,14 +20,14 @@ from .attribute_writes import plain_put
 from .c_callables import context_variable, weakly
 from .c_functions import first_of
 from .calls import callback, opaque, refuse_change, tensor_method, torch_call
-from .iteration import as_mapping, iterate, read_hashes, read_order
+from .iteration import as_mapping, is_lazy, iterate, read_hashes, read_order
 from .kinds import CONTAINERS, LOCKS, VIEWS, WORLDLY, Function, is_immutable
 from .net import watched
 from .recorder import instance_dict
 from .running import Running
 from .special import is_python
 from .texts import text_of
-from .values import MISSING, lookup, size_of
+from .values import MISSING, base_of, has, lookup, size_of
 from .world import refuse_world, world_name
 
 Args: TypeAlias = tuple[Any, ...]
@@ -173,7 +173,7 @@ def _at_key(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         return (a[1] if len(a) > 1 else k.get("default")) if value is MISSING else given
     there = value is not MISSING
     if not (name == "setdefault" and there) and not (name == "pop" and not there):
-        rec.write(o, key, whole=False)
+        rec.write(o, key, whole=False, removes=name in ("pop", "__delitem__"))
     got = f(key, *a[1:], **k)
     return given if there and got is value else got
 
@@ -209,6 +209,9 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("remove", "discard", "sort", "index") and not k:
         for value in (o, *a):
             rec.deep(value, name)
+    of_keys = len(a) == 1 and is_a(o, dict) and has(type(a[0]), "keys")
+    if len(a) == 1 and is_lazy(a[0]) and not of_keys and (one := _one_of_many(o, name)) is not None:
+        return _filled(rec, o, one, name, a[0], k)
     if name in _TAKE_MANY:
         a = tuple(_many(rec, o, v) for v in a)
     elif name in ("remove", "discard", "add"):
@@ -224,6 +227,28 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
         rec.write(o)
     named = {n: callback(v) if callable(v) else v for n, v in k.items()}
     return rec.give(watched(f, a, named))
+
+
+def _one_of_many(o: Any, name: str) -> str | None:
+    """The method that does with one item what this one does with many, one after the other."""
+    if is_a(o, dict):
+        return "__setitem__" if name in ("update", "__ior__") else None
+    if is_a(o, set):
+        return {"update": "add", "difference_update": "discard"}.get(name)
+    return {"extend": "append", "__iadd__": "append", "extendleft": "appendleft"}.get(name)
+
+
+def _filled(rec: Running, o: Any, one: str, name: str, items: Any, k: Named) -> Any:
+    """Item by item: what makes the next one may look at what is there by now."""
+    do = getattr(base_of(o), one).__get__(o)
+    for item in iterate(rec, items):
+        given = tuple(iterate(rec, item)) if one == "__setitem__" else (item,)
+        if one == "__setitem__" and len(given) != 2:
+            return base_of(o).update(o, [given])  # which raises
+        _of_container(rec, o, one, do, given, {})
+    for key, value in k.items():
+        _of_container(rec, o, one, do, (key, value), {})
+    return o if name in ("__iadd__", "__ior__") else None
 
 
 def _many(rec: Running, o: Any, value: Any) -> Any:

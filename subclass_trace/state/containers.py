@@ -139,10 +139,16 @@ class Containers(StateRecorder):
         self.row(thing, kind, known)
 
     def write(
-        self, thing: Any, key: Any = None, *, whole: bool = True, table: Table | None = None
+        self,
+        thing: Any,
+        key: Any = None,
+        *,
+        whole: bool = True,
+        table: Table | None = None,
+        removes: bool = False,
     ) -> None:
-        """Something that was there before the run is about to be changed, at a key or as a
-        whole."""
+        """Something that was there before the run is about to be changed, at a key, which may be
+        taken away, or as a whole."""
         self.changes += 1
         place = self.place_of(thing)
         if place is None:
@@ -163,6 +169,8 @@ class Containers(StateRecorder):
             written.keys = None
         elif written.keys is not None:
             written.keys.add(key)
+            if removes:
+                written.moved.add(key)
 
     def _wait_for_state(self, place: Place) -> None:
         """A key is new in a dict at this place, which may be the state of an optimizer."""
@@ -253,14 +261,16 @@ class Containers(StateRecorder):
             if given is not value:
                 base_of(thing).__setitem__(thing, key, given)
 
-    def write_names(self, owner: Any, space: dict[str, Any], name: str) -> None:
+    def write_names(
+        self, owner: Any, space: dict[str, Any], name: str, *, removes: bool = False
+    ) -> None:
         """An attribute of an object is about to be written, in its dict."""
         place = self.place_of(owner)
         if place is None:
             return
         self.namespace(owner, space)
         self.shares(owner, space)
-        self.write(space, name, whole=False, table=NAMES)
+        self.write(space, name, whole=False, table=NAMES, removes=removes)
 
     def shares(self, owner: Any, space: dict[str, Any]) -> None:
         """Two objects have one dict, through one of which it is written: they still have."""

@@ -21,7 +21,7 @@ from .kinds import CONTAINERS, SIMPLE, VIEWS, Function
 from .net import watched
 from .operators import compare, python_method, truth
 from .running import Running
-from .special import is_python, special_of
+from .special import is_python
 from .values import MISSING, base_of, items_of, size_of
 
 Tensor = torch.Tensor
@@ -104,11 +104,8 @@ def _index(rec: Running, key: Any) -> Any:
         return tuple(_index(rec, k) for k in key)
     if type(key) in ATOMS or type(key) in _SYMBOLS or is_a(key, (int, Tensor)):
         return key
-    return (
-        rec.call(rec.special(type(key), "__index__"), key)
-        if is_a(special_of(type(key), "__index__"), Function)
-        else key
-    )
+    method = rec.special(type(key), "__index__")
+    return rec.call(method, key) if type(method) is Function else key
 
 
 def item_of_container(rec: Running, o: Any, key: Any) -> Any:
@@ -359,7 +356,7 @@ def del_item(pair: tuple[Any, Any]) -> None:
     if is_a(o, dict):
         key, value = found_in(rec, o, key)
         rec.item(o, key, value)
-        rec.write(o, key, whole=False)
+        rec.write(o, key, whole=False, removes=True)
     else:
         write_whole(rec, o, "del [...]")
         key = _index(rec, key)

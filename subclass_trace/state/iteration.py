@@ -46,6 +46,13 @@ def iterate(rec: Running, o: Any, *, in_order: bool = True) -> Any:
     return Sized(o, given) if own and not is_a(o, torch.Tensor) else given
 
 
+def is_lazy(o: Any) -> bool:
+    """Is its next item made when it is asked for, perhaps by code of the user's?"""
+    return is_a(o, ITERATORS) or (
+        not is_a(o, torch.Tensor) and is_python(type(o), "__iter__", "__getitem__")
+    )
+
+
 def read_order(rec: Running, o: Any) -> None:
     """The order of a set: of what was there before it is compared; of what the run makes it hangs
     on the hashes of texts, which are others in each process."""
@@ -92,6 +99,9 @@ def _iterated(rec: Running, o: Any) -> Any:
     if method is MISSING and type(getter) is Function:
         rec.lookup(kind, "__getitem__")
         return _by_items(rec, getter, o)
+    if not is_immutable(kind):
+        rec.lookup(kind, "__iter__")
+        rec.lookup(kind, "__getitem__")
     rec.deep(o, "iter")
     return o
 

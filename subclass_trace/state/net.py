@@ -108,12 +108,13 @@ def _read_kernel(rec: Running, frame: Any) -> None:
 
 def unwatched(f: Any, *args: Any, **kwargs: Any) -> Any:
     """C code that calls nothing that matters."""
-    profile = sys.getprofile()
+    if sys.getprofile() is not watch:  # one of the user's stays: C profilers cannot be set again
+        return f(*args, **kwargs)
     sys.setprofile(None)
     try:
         return f(*args, **kwargs)
     finally:
-        sys.setprofile(profile)
+        sys.setprofile(watch)
 
 
 #: what finds a name that code computes

@@ -15,13 +15,13 @@ from ..subclass.values import ATOMS, is_a
 from ..torch_api.numbers import PYTHON_CLASSES
 from . import attributes, calls
 from .current import current
-from .iteration import iterate
+from .iteration import is_lazy, iterate
 from .kinds import CONTAINERS, SIMPLE, VALUES, Function, is_immutable
 from .net import watched
 from .running import Running
 from .special import is_python
 from .texts import text_of
-from .values import items_of, lookup, pairs_of, size_of
+from .values import base_of, items_of, lookup, pairs_of, size_of
 
 Tensor = torch.Tensor
 _builtins = builtins.__dict__
@@ -111,6 +111,13 @@ def binary(symbol: str, pair: tuple[Any, Any]) -> Any:
     return _binary_of_c(rec, symbol, do, a, b)
 
 
+#: operators that take item after item of what they are given
+_FILLS: dict[Any, Any] = {
+    **{("+=", kind): kind.__iadd__ for kind in (list, collections.deque)},
+    **{("|=", kind): kind.__ior__ for kind in (dict, collections.OrderedDict)},
+}
+
+
 def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     for o in (a, b):
         if is_a(o, CONTAINERS):
@@ -122,6 +129,8 @@ def _binary_of_c(rec: Running, symbol: str, do: Callable[[Any, Any], Any], a: An
         elif type(o) not in SIMPLE and not is_a(o, Tensor) and type(o) not in VALUES:
             rec.deep(o, symbol)
     if symbol.endswith("=") and is_a(a, (list, dict, set, collections.deque)):
+        if is_lazy(b) and not is_a(b, CONTAINERS) and (symbol, base_of(a)) in _FILLS:
+            return calls.call_c(rec, _FILLS[symbol, base_of(a)].__get__(a), (b,), {})
         if not is_a(b, CONTAINERS):
             b = iterate(rec, b)
         b = rec.given(b) if is_a(b, (list, dict, set)) else b

@@ -247,15 +247,14 @@ def _of_table(
     row: Written, now: dict[Any, Any], kept: set[Any], recipes: Recipes
 ) -> Iterator[SideEffect]:
     """Keys that are gone; then what was written, in order."""
-    moved, there = [], [key for key in row.before if key in now]
-    if row.table is MAPPING and not same_keys(there, list(now)[: len(there)]):
-        moved = _after_first_moved(list(now), there)
-        if row.keys is None:
-            keys = tuple(recipes.key(k, str(row.place)) for k in now)
-            held = _as_found(row, now, kept)
-            made = tuple(recipes(v, text_at(row.place, k)) for k, v in held.items())
-            yield SideEffect(row.place, row.table, "fill", keys, made)
-            return
+    moved = [key for key in now if key in row.moved and key in row.before]
+    there = [key for key in row.before if key in now]
+    if row.keys is None and row.table is MAPPING and not same_keys(there, [*now][: len(there)]):
+        keys = tuple(recipes.key(k, str(row.place)) for k in now)
+        held = _as_found(row, now, kept)
+        made = tuple(recipes(v, text_at(row.place, k)) for k, v in held.items())
+        yield SideEffect(row.place, row.table, "fill", keys, made)
+        return
     for key in row.before:
         if key not in now:
             recipes.must_be_there(row, key)
@@ -277,11 +276,6 @@ def _as_found(row: Written, now: dict[Any, Any], kept: set[Any]) -> dict[Any, An
         key: row.before[key] if key in kept and type(value) not in PYTHON_CLASSES else value
         for key, value in now.items()
     }
-
-
-def _after_first_moved(now: list[Any], there: list[Any]) -> list[Any]:
-    """The keys from the first on that was taken away and put there again."""
-    return now[next(k for k, key in enumerate(there) if now[k] is not key) :]
 
 
 def printed(

@@ -4,6 +4,7 @@ Refused by name."""
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import logging
@@ -47,6 +48,7 @@ WORLD |= {
     type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
     logging.Logger._log.__code__: "logging",
 }
+WORLD |= {builtins.breakpoint: "breakpoint", gc.collect: "gc.collect", gc.get_count: "gc.get_count"}
 WORLD |= {
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
     importlib.import_module.__code__: "import_module",

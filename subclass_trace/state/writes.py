@@ -221,15 +221,17 @@ class Written:
         before: its table before the first write.
         keys: those that are written; None: any may be.
         added: the items that were added at the end of a list.
+        moved: the keys that were taken away; those that are there again are the last ones.
     """
 
-    __slots__ = ("added", "before", "keys", "place", "table", "thing")
+    __slots__ = ("added", "before", "keys", "moved", "place", "table", "thing")
 
     def __init__(self, thing: Any, table: Table, place: Place) -> None:
         self.thing, self.table, self.place = thing, table, place
         self.before = table.of(thing)
         self.keys: set[Any] | None = set()
         self.added: list[Any] = []
+        self.moved: set[Any] = set()
 
     def covers(self, key: Any) -> bool:
         """Is what stands at a key now perhaps what the run has put there?"""

@@ -103,6 +103,13 @@ def typed_errors() -> Iterator[None]:
         # DTensor raises another error from it
         if isinstance(error.__cause__, DATA_DEPENDENT_ERRORS):
             raise refusal_of_data(error) from error
+        if "from the 'Sparse" in (told := str(error)) and "Meta' backend" in told:
+            raise UnsupportedError(
+                "the region computes with a sparse tensor, of which there are no fakes for this",
+                code="kind-of-tensor",
+                path=user_line(error),
+                got=told.split(" with arguments")[0],
+            ) from error
         # Of fake tensors, of operators of the user's, and of collectives that cannot be traced.
         if _raised_by_torch(error, "_subclasses", "_library", os.path.join("distributed", "nn")):
             raise _has_no_fake_kernel(error) from error

@@ -3,8 +3,10 @@ from."""
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from types import TracebackType
@@ -85,6 +87,18 @@ def tracebacks(error: BaseException) -> Iterator[TracebackType]:
     while tb is not None:
         yield tb
         tb = tb.tb_next
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Comes an error from code that runs between two instructions of the function: from the handler
+    of a signal (a time limit), or a debugger that is told to quit?"""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    functions = (h if hasattr(h, "__code__") else type(h).__call__ for h in handlers if callable(h))
+    codes = {getattr(f, "__code__", None) for f in functions} - {None}
+    return isinstance(error, KeyboardInterrupt) or any(
+        tb.tb_frame.f_code in codes or tb.tb_frame.f_code.co_filename == bdb.__file__
+        for tb in tracebacks(error)
+    )
 
 
 def user_line(error: BaseException) -> str | None:

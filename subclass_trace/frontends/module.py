@@ -87,6 +87,10 @@ class ModuleRegion:
             )
         return call_with_hooks(self, args, kwargs)  # type: ignore[arg-type]
 
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` compiles in place of a region."""
+        return module_of(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A region for a copy of the module, without specializations."""
         make, how = _making(self)

@@ -22,6 +22,7 @@ from ..artifacts.cache import Cache
 from ..artifacts.graph_cache import graph_cache_of
 from ..artifacts.readable import save_source
 from ..artifacts.source import Source
+from ..capture.user_code import is_interruption
 from ..errors import GuardError, LimitError, Reason, SubclassTraceError, UnsupportedError
 from ..options import Options
 from ..report.events import compiled
@@ -188,7 +189,7 @@ class Region:
         """A call whose trace was refused, or in which the function has raised, which stands."""
         if isinstance(error, SubclassTraceError):
             return self.__serve_refused(error, args, kwargs)
-        if isinstance(error, KeyboardInterrupt):
+        if is_interruption(error):
             raise error
         row, self.__row = self.__row, self.__row[:-1]  # no miss, where that raises as well
         result = self.__function(*args, **kwargs)

@@ -76,6 +76,10 @@ def is_of_dynamo(error: Exception) -> bool:
 _here = threading.local()
 
 
+#: names of what Dynamo takes for a constant as it traces, with no guard
+_CONSTANT_TO_DYNAMO = frozenset(("environ", "environb", "getenv", "getrecursionlimit"))
+
+
 def failures_run_eagerly(run: bool) -> bool:
     """Shall this thread run eagerly the code that Dynamo fails to compile, by a fault of its own or
     by an error of the code's, which eager mode then raises as it is? What it did so far."""
@@ -103,6 +107,8 @@ def _run_failures_eagerly() -> None:
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         ours = failures_run_eagerly_here()
+        if ours and not _CONSTANT_TO_DYNAMO.isdisjoint(frame.f_code.co_names):
+            return ConvertFrameReturn()
         # Dynamo takes it for sure that no hook comes later
         hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import types
 import unittest.mock
 import warnings
@@ -314,6 +315,79 @@ def written_before_an_ambiguous_truth(wrap: Wrap) -> Any:
     return calls
 
 
+def filled_item_by_item(wrap: Wrap) -> Any:
+    """What makes the next item looks at those that are there."""
+
+    def run(x: torch.Tensor, kept: Any) -> Any:
+        a: Any = []
+        a.extend(len(a) for _ in range(3))
+        a += map(lambda n: n + len(a), [1, 2])  # noqa: C417
+        s: Any = set()
+        s.update(len(s) for _ in range(3))
+        d: Any = {}
+        d.update(((len(d), n) for n in range(3)), k=1)
+        q: Any = collections.deque()
+        q.extend(len(q) for _ in range(3))
+        c: Any = collections.Counter()
+        c.update(len(c) for _ in range(3))
+        kept.extend(f"t{len(kept)}" for _ in range(2))
+        seen: list[int] = []
+        most = max((seen.append(n) or n for n in range(3)), key=lambda n: len(seen) * -n)  # type: ignore[func-returns-value]
+        try:
+            a.extend(1 // (2 - n) for n in range(4))
+        except ZeroDivisionError:
+            a.append("stopped")
+        return x * 1, a, s, d, [*q], dict(c), most
+
+    region, got = wrap(run), []
+    kept: list[str] = []
+    for _ in range(3):
+        got.append(repr(region(torch.ones(1), kept)[1:]))
+    return got, kept
+
+
+def keys_that_are_put_again(wrap: Wrap) -> Any:
+    """They are the last ones, whatever others have put there meanwhile."""
+    d, o, e = {"a": 1, "b": 2}, SimpleNamespace(a=1, b=2), collections.OrderedDict(a=1, b=2)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        d["b"] = d.pop("b")
+        del o.a
+        o.a = 2
+        del e["a"]
+        e["a"] = 4
+        return x + 1
+
+    region = wrap(run)
+    region(torch.ones(1))
+    d["q"] = o.q = e["q"] = 3
+    region(torch.ones(1))
+    return [*d.items()], [*vars(o).items()], [*e.items()]
+
+
+def classes_that_gain_methods(wrap: Wrap) -> Any:
+    def tried(f: Any) -> Any:
+        try:
+            return f()
+        except TypeError:
+            return 5.0
+
+    gained: dict[str, tuple[Any, Any]] = {
+        "__call__": (lambda o: 2.0 if callable(o) else 3.0, lambda self: 1),
+        "__iter__": (lambda o: tried(lambda: sum(o)), lambda self: iter([4.0])),
+        "__index__": (lambda o: tried(lambda: [1.0, 2.0][o]), lambda self: 1),
+        "__length_hint__": (lambda o: operator.length_hint(o, 4), lambda self: 7),
+    }
+    got = []
+    for name, (read, method) in gained.items():
+        o = type("Gains", (), {})()
+        region = wrap(lambda x, o=o, read=read: x * read(o))
+        got.append(region(torch.ones(1)).item())
+        setattr(type(o), name, method)
+        got.append(region(torch.ones(1)).item())
+    return got
+
+
 PROGRAMS = (
     attributes_of_what_is_immutable,
     a_mock_is_called,
@@ -333,6 +407,9 @@ PROGRAMS = (
     torch_function_of_another_class,
     wrong_answers_of_special_methods,
     written_before_an_ambiguous_truth,
+    filled_item_by_item,
+    keys_that_are_put_again,
+    classes_that_gain_methods,
 )
 
 

@@ -22,6 +22,7 @@ not run (no such class, no way to build it, a fault of the kit).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import inspect
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return TROUBLE
     except ImportError as error:
-        print(f"{error}\n  fix:      pip install 'subclass_trace[testing]'", file=sys.stderr)
+        fix = "\n  fix:      pip install 'subclass_trace[testing]'" if error.name else ""
+        print(f"{error}{fix}", file=sys.stderr)  # fsspec says itself what to install
         return TROUBLE
     finally:
         gc.set_threshold(*often)
@@ -179,10 +181,12 @@ def _export(options: argparse.Namespace) -> int:
     from .stages import working
     from .torch_api.inductor import write_package
 
-    make, folder = _named(options.target), options.out.parent
+    folder = options.out.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    made = _made(make, options.target) if callable(make) else make
+    with _prints_aside(options):
+        make = _named(options.target)
+        made = _made(make, options.target) if callable(make) else make
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], tuple)):
         raise OptionError(
             "the function gives something else",
@@ -191,6 +195,7 @@ def _export(options: argparse.Namespace) -> int:
             got=type(made).__name__,
         )
     with (
+        _prints_aside(options),
         working(f"export of {options.target}"),
         torch.no_grad() if not options.joint else torch.enable_grad(),
     ):
@@ -219,6 +224,11 @@ def _export(options: argparse.Namespace) -> int:
     else:
         print(f"{options.out}: takes {', '.join(names)}; {len(state)} dense tensors of state")
     return OK
+
+
+def _prints_aside(options: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """What code of the user's prints is no part of the JSON."""
+    return contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
 
 
 def _made(make: Callable[[], Any], target: str) -> Any:
@@ -266,14 +276,15 @@ def _check(options: argparse.Namespace) -> int:
     from .testing import check
     from .testing.report import write_page
 
-    report = check(
-        options.target,
-        rules=options.rules,
-        skip=options.skip,
-        profile=options.profile,
-        max_examples=options.max_examples,
-        **_how_to_build(options),
-    )
+    with _prints_aside(options):
+        report = check(
+            options.target,
+            rules=options.rules,
+            skip=options.skip,
+            profile=options.profile,
+            max_examples=options.max_examples,
+            **_how_to_build(options),
+        )
     if options.json:
         print(json.dumps(report.as_json(), indent=1))
     else:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import keyword
 import os
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from ..errors import OptionError
@@ -53,14 +55,25 @@ def write_scaffold(
 
 def _module_name(name: str) -> str:
     """``MyFP8Tensor`` -> ``my_fp8_tensor``, if that can be imported."""
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+    if (
+        not (name.isidentifier() and name.isascii())
+        or keyword.iskeyword(name)
+        or name.startswith("_")
+    ):
         raise OptionError(
             f"{name!r} cannot be the name of a public class",
             expected="a Python identifier such as MyTensor",
             got=repr(name),
-            fix="use letters and digits, beginning with a letter",
+            fix="use the letters a to z and digits, beginning with a letter",
         )
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    if module in sys.stdlib_module_names or module in packages_distributions():
+        raise OptionError(
+            f"{module}.py would stand in front of the module {module}",
+            expected="a name that no module has: MyTensor for my_tensor.py",
+            got=repr(name),
+        )
+    return module
 
 
 _CLASS = '''\

@@ -18,6 +18,7 @@ from ..torch_api.numbers import PYTHON_CLASSES
 from .boundary import TORCH, kind_of
 from .kinds import (
     C_CALLABLES,
+    GETTERS,
     THREAD_LOCAL,
     Builtin,
     Function,
@@ -28,8 +29,11 @@ from .kinds import (
 )
 from .recorder import instance_dict
 from .running import Running
+from .special import is_python
 from .values import MISSING, lookup
 
+#: what a property may have for a getter, of which the recorder knows what it reads
+_CALLED = (Function, Method, Partial, LruCache, *GETTERS)
 _OF_MODULE: Any = torch.nn.Module.__getattr__
 _C_DESCRIPTORS = (
     types.MethodDescriptorType,
@@ -190,7 +194,7 @@ def _of_property(rec: Running, member: Any, o: Any, cls: type, name: str) -> Any
     if member.fget is None:
         return member.__get__(o, cls)
     rec.step(member, "inner", "fget", member.fget)
-    if is_a(member.fget, (Function, Partial)):
+    if is_a(member.fget, _CALLED) or is_python(type(member.fget), "__call__"):
         return rec.call(member.fget, o)
     value = member.__get__(o, cls)
     return rec.step(o, "getattr", name, value) if type(value) in ATOMS else value

@@ -22,6 +22,7 @@ from ..errors import DescriptionError
 from ..plan import InputPlan, SharedLeaf, SideEffect, SymbolPlan, ViewStep
 from ..plan import values as recipes
 from ..state.place import Place
+from ..state.side_effects import KNOWN_BASES
 from ..state.values import short, solid_base
 from ..state.writes import Table
 from ..subclass import spec
@@ -110,17 +111,8 @@ def _is_made(recipe: recipes.Make) -> bool:
 
 
 def _is_new(recipe: recipes.New) -> bool:
-    bases = (
-        object,
-        list,
-        dict,
-        set,
-        tuple,
-        frozenset,
-        collections.OrderedDict,
-        collections.defaultdict,
-    )
-    return solid_base(recipe.cls) in bases and all(type(name) is str for name, _ in recipe.fields)
+    names = all(type(name) is str for name, _ in recipe.fields)
+    return solid_base(recipe.cls) in KNOWN_BASES and names
 
 
 def _is_effect(effect: SideEffect) -> bool:

@@ -32,8 +32,10 @@ from .values import MISSING, factory_of, items_of, same_keys, short, solid_base
 from .writes import MAPPING, NAMES, SEQUENCE, Table, Written
 
 #: classes of C whose state is all in what recipes rebuild
-_KNOWN_BASES = frozenset(
-    {object, list, dict, set, tuple, frozenset, collections.OrderedDict, collections.defaultdict}
+#: of what is made anew in each call: all that it holds can be read off it
+KNOWN_BASES = frozenset(
+    (object, list, dict, set, tuple, frozenset, types.SimpleNamespace)
+    + (collections.OrderedDict, collections.defaultdict)
 )
 _CONSTANT_KINDS = (
     type,
@@ -133,8 +135,8 @@ class Recipes:
             )
         solid = solid_base(cls)
         known = (
-            solid in _KNOWN_BASES
-            and (is_heap_type(cls) or cls in _KNOWN_BASES)
+            solid in KNOWN_BASES
+            and (is_heap_type(cls) or cls in KNOWN_BASES)
             and not members_of(cls)
         )
         if (

@@ -42,6 +42,7 @@ _CHANGES = frozenset(
         "add",
         "append",
         "clear",
+        "discard",
         "extend",
         "insert",
         "pop",

@@ -388,6 +388,39 @@ def classes_that_gain_methods(wrap: Wrap) -> Any:
     return got
 
 
+def namespaces_that_are_made(wrap: Wrap) -> Any:
+    kept = SimpleNamespace(last=None)
+
+    def run(x: torch.Tensor) -> Any:
+        kept.last = SimpleNamespace(loss=x.sum(), n=3)
+        return SimpleNamespace(out=x * 2, same=kept.last)
+
+    region = wrap(run)
+    outs = [region(torch.full((1,), n)) for n in (1.0, 2.0)]
+    return [(o.out.item(), o.same.loss.item(), o.same.n) for o in outs], outs[-1].same is kept.last
+
+
+def getters_of_c(wrap: Wrap) -> Any:
+    class Held:
+        inner = 2.0
+        get = lambda self: self.inner  # noqa: E731
+        one = property(operator.attrgetter("inner"))
+        two = property(operator.methodcaller("get"))
+
+    held, got = Held(), []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        held.inner = 5.0
+        n = held.one * held.two
+        held.inner = 3.0
+        return x * n
+
+    region = wrap(run)
+    for _ in range(3):
+        got.append(region(torch.ones(1)).item())
+    return got
+
+
 PROGRAMS = (
     attributes_of_what_is_immutable,
     a_mock_is_called,
@@ -410,6 +443,8 @@ PROGRAMS = (
     filled_item_by_item,
     keys_that_are_put_again,
     classes_that_gain_methods,
+    namespaces_that_are_made,
+    getters_of_c,
 )
 
 

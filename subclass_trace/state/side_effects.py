@@ -34,8 +34,10 @@ from .writes import MAPPING, NAMES, SEQUENCE, Table, Written
 #: classes of C whose state is all in what recipes rebuild
 #: of what is made anew in each call: all that it holds can be read off it
 KNOWN_BASES = frozenset(
-    (object, list, dict, set, tuple, frozenset, types.SimpleNamespace)
-    + (collections.OrderedDict, collections.defaultdict)
+    (
+        *(object, list, dict, set, tuple, frozenset),
+        *(types.SimpleNamespace, collections.OrderedDict, collections.defaultdict),
+    )
 )
 _CONSTANT_KINDS = (
     type,

@@ -48,6 +48,7 @@ WORLD |= {
     type(os.environ).__setitem__.__code__: "os.environ[...] = ...",
     logging.Logger._log.__code__: "logging",
 }
+WORLD |= {sys.getallocatedblocks: "sys.getallocatedblocks"}
 WORLD |= {builtins.breakpoint: "breakpoint", gc.collect: "gc.collect", gc.get_count: "gc.get_count"}
 WORLD |= {
     type(os.environ).__delitem__.__code__: "del os.environ[...]",
@@ -98,6 +99,7 @@ _WORLD_OWNERS = (
     "faulthandler",
     "signal",
     "fcntl",
+    "_tracemalloc",
 )
 #: functions of these modules that tell nothing of the world
 _HARMLESS = frozenset(

@@ -12,6 +12,7 @@ from typing import Any
 
 from .calls import NEEDED
 from .render import named_operations
+from .rules import Severity
 from .runner import ENDS, Result
 from .sweep import Swept
 
@@ -66,7 +67,12 @@ class Cause:
 def causes_of(failures: Iterable[Result]) -> list[Cause]:
     """Failures in groups, what hurts most first."""
     groups: list[tuple[str, list[Result]]] = []
-    for r in sorted(failures, key=lambda r: (not _never_ends(r), *_RANK.get(r.rule.id, (99, 0)))):
+
+    def rank(r: Result) -> tuple[Any, ...]:
+        warns = r.rule.severity is Severity.WARNING
+        return not _never_ends(r), warns, *_RANK.get(r.rule.id, (99, 0))
+
+    for r in sorted(failures, key=rank):
         title = CAUSES[_RANK[r.rule.id][0]][0] if r.rule.id in _RANK else r.rule.family
         title = CAUSES[0][0] if _never_ends(r) else title
         home = next((g for g in groups if _follows(r, title, *g)), None)

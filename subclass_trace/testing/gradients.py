@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 import torch
 
 from . import probes
+from .calls import section
 from .evidence import Call, Evidence, Failure, Ran, call_of, flat, item
 from .refusals import refusal_of
 from .script import Script
+
+#: calls of two operands, of which a model may train the dense one alone
+PRODUCTS, CORE = frozenset(section("layers")), frozenset(section("core"))
 
 
 class History(NamedTuple):
@@ -82,6 +86,8 @@ class Gradients(Evidence):
         steps = [*before, *self.body(call, "got")]
         self.as_without(call, got, ran, before)
         self.passed["ST306"] += 1
+        if call.text in CORE:
+            self._without_history(call, wanted)
         pairs = [
             (k, a, b)
             for k, (a, b) in enumerate(zip(flat(got), flat(expected), strict=False))
@@ -104,6 +110,9 @@ class Gradients(Evidence):
         h = History(call, t, wanted, [", ".join(side) for side in ends], heads, outs)
         for plain in (False, True):
             self._backward(h, plain)
+        dense_ones = [n for n in wanted if n not in self.operands.wrappers]
+        for n in dense_ones if len(wanted) > 1 and call.text in PRODUCTS else ():
+            self._one(call, [n], "", item("z", got, pairs[0][0]))  # the other is an input
         if own_formulas(outs):
             heads = [item("z", got, k) for k, *_ in pairs]
             for n in wanted:
@@ -112,6 +121,23 @@ class Gradients(Evidence):
             for head in heads[1:] and heads:
                 self._one(call, wanted, "", head)
             self._second(h)
+
+    def _without_history(self: Any, call: Call, wanted: list[str]) -> None:
+        """Under ``no_grad`` nothing is differentiated, whatever the operands require."""
+        names = self.given(call, True)
+        names |= {n: names[n].detach().requires_grad_() for n in wanted}
+        try:
+            with torch.no_grad():
+                out = self.run(call, names).out
+        except Exception:  # as with gradients
+            return
+        for k, t in enumerate(flat(out)):
+            if torch.is_tensor(t) and t.requires_grad and not t._is_view():  # a view has its base
+                steps = [f"{n}.requires_grad_()" for n in wanted]
+                steps += self.body(call, "got", "torch.no_grad()")
+                look = f"{item('got', out, k)}.requires_grad", "False"
+                what = "it does not require grad under no_grad"
+                raise self.found(call, "ST306", what, (True, False), steps, look)
 
     def as_without(self: Any, call: Call, got: Any, ran: Ran, before: list[str]) -> None:
         """With gradients it gives what it gives without.
@@ -262,7 +288,9 @@ class Gradients(Evidence):
         if g is None or right is None:
             there = [t for t in (g, right) if t is not None]
             return not any(bool(probes.leaves(t)[0].count_nonzero()) for t in there)
-        short = [t.dtype for t in outs if t.is_floating_point() and t.dtype.itemsize == 2]
+        size = right.dtype.itemsize
+        floats = [t.dtype for t in outs if t.is_floating_point()]
+        short = [d for d in floats if d.itemsize == 2 or d.itemsize < size]
         slack = max((4 * torch.finfo(d).eps for d in short), default=slack)  # tangents are rounded
         value = self.value(g)
         if g.dtype != right.dtype or value.shape != right.shape:

@@ -315,7 +315,8 @@ class Judge(Gradients, Memory):
                 return t
             coarse = self.subject.tolerance[0] > 1e-3 and n not in self.operands.wrappers
             eps = max(eps, self.subject.tolerance[0] / 8 if coarse else 0.0)
-            signs = torch.randint(-2, 3, t.shape, generator=torch.Generator().manual_seed(number))
+            generator = torch.Generator().manual_seed(ord(n) + 256 * number)  # each for itself
+            signs = torch.randint(-2, 3, t.shape, generator=generator)
             return t * (1 + signs * max(eps, torch.finfo(t.dtype).eps)).to(t.dtype)
         mask = self.meaningful(self.operands.shared[n])
         # no constant: a softmax forgets it; nor the same for two: a difference does

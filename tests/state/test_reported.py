@@ -403,7 +403,7 @@ def namespaces_that_are_made(wrap: Wrap) -> Any:
 def getters_of_c(wrap: Wrap) -> Any:
     class Held:
         inner = 2.0
-        get = lambda self: self.inner  # noqa: E731
+        get = lambda self: self.inner
         one = property(operator.attrgetter("inner"))
         two = property(operator.methodcaller("get"))
 

@@ -124,18 +124,21 @@ class Gradients(Evidence):
 
     def _without_history(self: Any, call: Call, wanted: list[str]) -> None:
         """Under ``no_grad`` nothing is differentiated, whatever the operands require."""
-        names = self.given(call, True)
-        names |= {n: names[n].detach().requires_grad_() for n in wanted}
-        try:
-            with torch.no_grad():
-                out = self.run(call, names).out
-        except Exception:  # as with gradients
-            return
-        for k, t in enumerate(flat(out)):
-            if torch.is_tensor(t) and t.requires_grad and not t._is_view():  # a view has its base
+        outs = []
+        for names in (self.given(call, True), self.operands.copies(self.used(call))):
+            names |= {n: names[n].detach().requires_grad_() for n in wanted}
+            try:
+                with torch.no_grad():
+                    outs.append(flat(self.run(call, names).out))
+            except Exception:  # as with gradients
+                return
+        for k, (t, right) in enumerate(zip(*outs, strict=False)):
+            # (torch asks a view for what its base requires)
+            told = torch.is_tensor(t) and torch.is_tensor(right) and not t._is_view()
+            if told and t.requires_grad and not right.requires_grad:
                 steps = [f"{n}.requires_grad_()" for n in wanted]
                 steps += self.body(call, "got", "torch.no_grad()")
-                look = f"{item('got', out, k)}.requires_grad", "False"
+                look = f"{item('got', outs[0], k)}.requires_grad", "False"
                 what = "it does not require grad under no_grad"
                 raise self.found(call, "ST306", what, (True, False), steps, look)
 

@@ -249,7 +249,8 @@ class Judge(Gradients, Memory):
         free = "nonzero" in call.text and not self.operands.judged
         for look, of, what in OUTSIDES:
             if of(got) != of(expected) and not (free and "shape" in look):
-                kind = call.rule if "is" in look and call.rule in KEEPS else kind
+                told = "is" in look or "requires_grad" in look
+                kind = call.rule if told and call.rule in KEEPS else kind
                 return "ST510" if "Parameter" in look else kind, what, look, look
         return self._inside(call, got, expected)
 

@@ -77,7 +77,10 @@ _here = threading.local()
 
 
 #: names of what Dynamo takes for a constant as it traces, with no guard
-_CONSTANT_TO_DYNAMO = frozenset(("environ", "environb", "getenv", "getrecursionlimit"))
+_ASKED = {
+    **dict.fromkeys(("environ", "environb", "getenv"), "os.environ"),
+    "getrecursionlimit": "the limit of recursion",
+}
 
 
 def failures_run_eagerly(run: bool) -> bool:
@@ -107,7 +110,9 @@ def _run_failures_eagerly() -> None:
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         ours = failures_run_eagerly_here()
-        if ours and not _CONSTANT_TO_DYNAMO.isdisjoint(frame.f_code.co_names):
+        if ours and (names := _ASKED.keys() & {*frame.f_code.co_names}):
+            what = f"{_ASKED[min(names)]} is read, which Dynamo takes for constant"
+            warn_user(f"a call of a region runs eagerly in part: {what}")
             return ConvertFrameReturn()
         # Dynamo takes it for sure that no hook comes later
         hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)

@@ -399,7 +399,7 @@ def _search(sweep: Sweep, calls: list[Call], rounds: int) -> None:
             moved = torch_state() != ambient  # that is a finding of the call alone
             set_torch_state(ambient)
         marks = operands.dense["x"].isnan() if "nan" in text else operands.dense["x"].isinf()
-        if moved or (text in VALUES[1:] and not marks.any()):
+        if moved or (text in VALUES[2:] and not marks.any()):
             continue  # (integers have none, nor a class that rounds)
         other = Sweep(subject, operands, Swept(failures=result.failures))
         if not operands.fits:
@@ -435,7 +435,7 @@ def _elsewhere(
         state = replace(subject, make=make, arity=subject.arity * (1 + ("{1}" in text)))
         yield text, functools.partial(operands_of, state)
     # (NaN may be the mark of what means nothing)
-    for text in VALUES[: 3 if subject.valid is None else 2] if subject.floating else ():
+    for text in VALUES[: None if subject.valid is None else -1] if subject.floating else ():
         make = _GAP.sub(functools.partial(_around, text), subject.make)
         yield text, functools.partial(operands_of, replace(subject, make=make))
     dtype = (*subject.floating, *subject.dtypes)[0]

@@ -67,7 +67,7 @@ class Differentiates(Sound):
             return out
 
 
-@breaks("ST507")
+@breaks("ST507", heads=("ST401",))
 class ForgetsHistory(Sound):
     """What is pickled does not require grad any more."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import copyreg
+import operator
 import types
 import weakref
 from typing import Any, TypeAlias
@@ -240,8 +241,10 @@ def _one_of_many(o: Any, name: str) -> str | None:
 
 def _filled(rec: Running, o: Any, one: str, name: str, items: Any, k: Named) -> Any:
     """Item by item: what makes the next one may look at what is there by now."""
-    do = getattr(base_of(o), one).__get__(o)
-    for item in iterate(rec, items):
+    do, each = getattr(base_of(o), one).__get__(o), iterate(rec, items)
+    if is_a(o, list):
+        operator.length_hint(each)  # as C code asks, once the iterator is made
+    for item in each:
         given = tuple(iterate(rec, item)) if one == "__setitem__" else (item,)
         if one == "__setitem__" and len(given) != 2:
             return base_of(o).update(o, [given])  # which raises

@@ -41,7 +41,7 @@ from .kinds import (
 from .net import watched
 from .recorder import user_line
 from .running import Running
-from .special import is_python, special_of
+from .special import is_python
 from .values import MISSING, size_of
 
 Args: TypeAlias = tuple[Any, ...]
@@ -134,11 +134,10 @@ def _mapping_function(rec: Running, f: Any, a: Args, k: Named) -> Any:
 
 
 def _next(rec: Running, f: Any, a: Args, k: Named) -> Any:
-    step = special_of(type(a[0]), "__next__")
+    step = rec.special(type(a[0]), "__next__")
     if is_a(a[0], kinds.ITERATORS) and rec.place_of(a[0]) is None:
         return rec.give(next(*a))
     if type(step) is Function:
-        rec.lookup(type(a[0]), "__next__")
         try:
             return rec.call(step, a[0])
         except StopIteration:

@@ -210,9 +210,9 @@ def _writing(rec: Running, o: Any, name: str, f: Any, a: Args, k: Named) -> Any:
     if name in ("remove", "discard", "sort", "index") and not k:
         for value in (o, *a):
             rec.deep(value, name)
-    of_keys = len(a) == 1 and is_a(o, dict) and has(type(a[0]), "keys")
-    if len(a) == 1 and is_lazy(a[0]) and not of_keys and (one := _one_of_many(o, name)) is not None:
-        return _filled(rec, o, one, name, a[0], k)
+    if (one := _one_of_many(o, name)) is not None and any(map(is_lazy, a)):
+        if not (is_a(o, dict) and has(type(a[0]), "keys")):
+            return _filled(rec, o, one, name, f, a, k)
     if name in _TAKE_MANY:
         a = tuple(_many(rec, o, v) for v in a)
     elif name in ("remove", "discard", "add"):
@@ -239,16 +239,21 @@ def _one_of_many(o: Any, name: str) -> str | None:
     return {"extend": "append", "__iadd__": "append", "extendleft": "appendleft"}.get(name)
 
 
-def _filled(rec: Running, o: Any, one: str, name: str, items: Any, k: Named) -> Any:
+def _filled(rec: Running, o: Any, one: str, name: str, f: Any, a: Args, k: Named) -> Any:
     """Item by item: what makes the next one may look at what is there by now."""
-    do, each = getattr(base_of(o), one).__get__(o), iterate(rec, items)
-    if is_a(o, list):
-        operator.length_hint(each)  # as C code asks, once the iterator is made
-    for item in each:
-        given = tuple(iterate(rec, item)) if one == "__setitem__" else (item,)
-        if one == "__setitem__" and len(given) != 2:
-            return base_of(o).update(o, [given])  # which raises
-        _of_container(rec, o, one, do, given, {})
+    do = getattr(base_of(o), one).__get__(o)
+    for items in a:
+        if not is_lazy(items):
+            _writing(rec, o, name, f, (items,), {})
+            continue
+        each = iterate(rec, items)
+        if is_a(o, list):
+            operator.length_hint(each)  # as C code asks, once the iterator is made
+        for item in each:
+            given = tuple(iterate(rec, item)) if one == "__setitem__" else (item,)
+            if one == "__setitem__" and len(given) != 2:
+                return base_of(o).update(o, [given])  # which raises
+            _of_container(rec, o, one, do, given, {})
     for key, value in k.items():
         _of_container(rec, o, one, do, (key, value), {})
     return o if name in ("__iadd__", "__ior__") else None

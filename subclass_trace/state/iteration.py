@@ -17,7 +17,7 @@ from .current import call_now
 from .kinds import ITERATORS, VIEWS, Function, is_immutable
 from .recorder import user_line
 from .running import Running
-from .special import is_python, special_of
+from .special import is_python
 from .values import MISSING, lookup, pairs_of
 
 _WHOLE = (list, tuple, dict, set, frozenset, collections.deque, *VIEWS, types.MappingProxyType)
@@ -84,24 +84,16 @@ def _iterated(rec: Running, o: Any) -> Any:
         return rec.give(o)
     if is_a(o, ITERATORS):
         return _advanced(rec, o, kind)
-    method = special_of(kind, "__iter__")
-    if is_a(o, _WHOLE) and type(method) is not Function:
-        rec.lookup(kind, "__iter__")
-        rec.touch(o)
-        return _given(rec, o)
+    method = rec.special(kind, "__iter__")
     if is_a(o, type):
-        method = rec.special(type(o), "__iter__")
         return rec.call(method, o) if type(method) is Function else o
     if type(method) is Function:
-        rec.lookup(kind, "__iter__")
         return _iterator(rec, rec.call(method, o))
-    getter = special_of(kind, "__getitem__")
-    if method is MISSING and type(getter) is Function:
-        rec.lookup(kind, "__getitem__")
+    if is_a(o, _WHOLE):
+        rec.touch(o)
+        return _given(rec, o)
+    if method is MISSING and type(getter := rec.special(kind, "__getitem__")) is Function:
         return _by_items(rec, getter, o)
-    if not is_immutable(kind):
-        rec.lookup(kind, "__iter__")
-        rec.lookup(kind, "__getitem__")
     rec.deep(o, "iter")
     return o
 
@@ -120,9 +112,8 @@ def _advanced(rec: Running, o: Any, kind: type) -> Any:
 
 
 def _iterator(rec: Running, made: Any) -> Any:
-    step = special_of(type(made), "__next__")
+    step = rec.special(type(made), "__next__")
     if type(step) is Function:
-        rec.lookup(type(made), "__next__")
         return _stepped(rec, step, made)
     return made if is_a(made, ITERATORS) and rec.place_of(made) is None else iterate(rec, made)
 

@@ -24,6 +24,7 @@ from torch._ops import HigherOrderOperator, _higher_order_ops
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import GuardError, OptionError
+from .dynamo_faults import READS_WORLD, TAKEN_FOR_CONSTANT
 from .lines import warn_user
 from .repairs.optimizers import keep_capturable
 from .this_thread import replaced_here
@@ -76,13 +77,6 @@ def is_of_dynamo(error: Exception) -> bool:
 _here = threading.local()
 
 
-#: names of what Dynamo takes for a constant as it traces, with no guard
-_ASKED = {
-    **dict.fromkeys(("environ", "environb", "getenv"), "os.environ"),
-    "getrecursionlimit": "the limit of recursion",
-}
-
-
 def failures_run_eagerly(run: bool) -> bool:
     """Shall this thread run eagerly the code that Dynamo fails to compile, by a fault of its own or
     by an error of the code's, which eager mode then raises as it is? What it did so far."""
@@ -110,9 +104,8 @@ def _run_failures_eagerly() -> None:
     @functools.wraps(original)
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         ours = failures_run_eagerly_here()
-        if ours and (names := _ASKED.keys() & {*frame.f_code.co_names}):
-            what = f"{_ASKED[min(names)]} is read, which Dynamo takes for constant"
-            warn_user(f"a call of a region runs eagerly in part: {what}")
+        if ours and not TAKEN_FOR_CONSTANT.isdisjoint(frame.f_code.co_names):
+            warn_user(f"a call of a region runs eagerly in part: {READS_WORLD}")
             return ConvertFrameReturn()
         # Dynamo takes it for sure that no hook comes later
         hooks = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)

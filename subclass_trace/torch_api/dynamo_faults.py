@@ -36,6 +36,9 @@ _READS_ENVIRONMENT = frozenset(
         _ENCODE,
     )
 )
+#: of a frame without a graph no back end hears; what its code names is taken to be read
+TAKEN_FOR_CONSTANT = frozenset(("environ", "environb", "getenv", "getrecursionlimit"))
+READS_WORLD = "os.environ, or a limit of Python's, is read, which Dynamo takes for constant"
 #: methods that change what they are called on
 _CHANGES = frozenset(
     {
@@ -146,7 +149,7 @@ def _is_coroutine(graph: torch.fx.GraphModule, codes: Codes) -> bool:
 
 #: what it is, in words -> is it in this graph, made of these code objects?
 DYNAMO_FAULTS: dict[str, Callable[[torch.fx.GraphModule, Codes], bool]] = {
-    "os.environ is read, which Dynamo takes for constant": _reads_environment,
+    READS_WORLD: _reads_environment,
     "functools.lru_cache keeps results, and Dynamo runs the function again": _calls_cached,
     "a random.Random object is drawn from, whose state Dynamo forgets": _draws_from_objects,
     "numpy.random is drawn from, for which Dynamo draws of torch's generator": _draws_for_numpy,
